@@ -1,0 +1,107 @@
+"""Where everything lies on a host.
+
+Without a root the system's places are used (`/opt/ddtoolkit`, `/var/lib/ddtoolkit`, ...; FHS 3.0); with
+one, for use without root rights, everything lies below it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class ServicePaths:
+    """The files of one service.
+
+    Attributes:
+        base: the service's own folder under `services`.
+        releases: one folder a release, immutable once committed.
+        current: symbolic link to the release that is to serve.
+        state: journal, lock, history, process records; owned by the administrator, not the service.
+        log: the server's output (process manager).
+        cache: the only folder that the service's user owns; root code follows no link in it.
+    """
+
+    base: Path
+    releases: Path
+    current: Path
+    state: Path
+    log: Path
+    cache: Path
+
+    @property
+    def lock(self) -> Path:
+        """Lock token and flock target."""
+        return self.state / "lock"
+
+    @property
+    def history(self) -> Path:
+        """One JSON line a change."""
+        return self.state / "history.jsonl"
+
+    @property
+    def transaction(self) -> Path:
+        """Folder of the running or last transaction: request and journal."""
+        return self.state / "transaction"
+
+    @property
+    def supervisor(self) -> Path:
+        """Folder of the process manager's records."""
+        return self.state / "supervisor"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Root folders on a host.
+
+    Attributes:
+        root: None for the system's places, else the folder that everything lies below.
+    """
+
+    root: Path | None = None
+
+    def _under(self, system: str, local: str) -> Path:
+        return Path(system) if self.root is None else self.root / local
+
+    @property
+    def services(self) -> Path:
+        """Releases of all services."""
+        return self._under("/opt/ddtoolkit/services", "services")
+
+    @property
+    def environments(self) -> Path:
+        """Engine environments, named by content hash."""
+        return self._under("/opt/ddtoolkit/envs", "envs")
+
+    @property
+    def models(self) -> Path:
+        """Model checkpoints, `name@revision`."""
+        return self._under("/var/lib/ddtoolkit/models", "models")
+
+    @property
+    def state(self) -> Path:
+        """State of all services."""
+        return self._under("/var/lib/ddtoolkit/state", "state")
+
+    @property
+    def logs(self) -> Path:
+        """Logs of all services."""
+        return self._under("/var/log/ddtoolkit", "log")
+
+    @property
+    def caches(self) -> Path:
+        """Caches of all services."""
+        return self._under("/var/cache/ddtoolkit", "cache")
+
+    def service(self, name: str) -> ServicePaths:
+        """The files of the service called `name`."""
+        base = self.services / name
+        return ServicePaths(
+            base=base,
+            releases=base / "releases",
+            current=base / "current",
+            state=self.state / name,
+            log=self.logs / f"{name}.log",
+            cache=self.caches / name,
+        )

@@ -1,0 +1,1 @@
+"""Hardware profiles: schema, loading, rules across keys, and the resolved form."""
