@@ -1,0 +1,190 @@
+"""Draft trees of a batch, as fixed-shape tensors: candidates, build, ancestor mask, positions.
+
+R requests, S draft slots (block size - 1), K candidates a slot, N the largest budget. Entry 0 of every tree
+is the root, which holds the bonus token; entries 1 .. N are nodes in tree order and, after them, padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+import torch
+from torch import Tensor
+
+from toolkit.ddtree.policies import Node, expand
+from toolkit.ddtree.types import Expansion, TreeLimits
+
+EXPANSION_CODES: dict[Expansion, int] = {
+    Expansion.CHAIN: 0,
+    Expansion.BEST_FIRST: 1,
+    Expansion.CHAIN_SEEDED: 2,
+}
+_EXPANSIONS = {code: expansion for expansion, code in EXPANSION_CODES.items()}
+_ORDERED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """Tree limits of a batch, one entry a request, on the device that builds the trees.
+
+    Attributes:
+        budget: int32 [R], nodes without the root.
+        topk_cap: int32 [R].
+        expansion: int32 [R], values of `EXPANSION_CODES`.
+    """
+
+    budget: Tensor
+    topk_cap: Tensor
+    expansion: Tensor
+
+    @classmethod
+    def of(cls, limits: Sequence[TreeLimits], device: torch.device | str = "cpu") -> BatchLimits:
+        """Gather the limits of requests, in batch order."""
+        columns = zip(*((x.budget, x.topk_cap, EXPANSION_CODES[x.expansion]) for x in limits), strict=True)
+        return cls(*(torch.tensor(column, dtype=torch.int32, device=device) for column in columns))
+
+    def rows(self) -> list[TreeLimits]:
+        """The limits as one value a request."""
+        columns = (self.budget.tolist(), self.topk_cap.tolist(), self.expansion.tolist())
+        return [TreeLimits(b, c, _EXPANSIONS[e]) for b, c, e in zip(*columns, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTrees:
+    """Draft trees of a batch.
+
+    A node precedes its children. Root and padding are their own parents and have depth 0, so that following
+    `parents` never leaves the tree. Padding holds the root's token, rank -1 and score -inf.
+
+    Attributes:
+        tokens: int64 [R, N+1].
+        parents: int64 [R, N+1], index of the parent.
+        depths: int64 [R, N+1], distance from the root.
+        ranks: int64 [R, N+1], rank of the node among its slot's candidates; -1 for root and padding.
+        scores: float32 [R, N+1], log-probability of the path; 0 for the root, -inf for padding.
+        valid: bool [R, N+1], False for padding.
+        counts: int64 [R], nodes without root and padding.
+        max_depth: S, the deepest a node can be.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    depths: Tensor
+    ranks: Tensor
+    scores: Tensor
+    valid: Tensor
+    counts: Tensor
+    max_depth: int
+
+
+def topk_logprobs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k most probable tokens of each row and their log-probabilities.
+
+    Logits are ranked in their own dtype, as an argmax would; equal logits go by token id, lowest first. The
+    log-probability is logit - logsumexp(logits) in float32, clamped to at most 0. A row that holds NaN or
+    +inf gives NaN.
+
+    Args:
+        logits: [..., V], float32, bfloat16 or float16.
+        k: candidates, 1 .. V.
+
+    Returns:
+        log-probabilities float32 [..., k], falling, and tokens int64 [..., k].
+
+    Raises:
+        ValueError: k is out of range, or the dtype is another.
+    """
+    vocabulary = logits.shape[-1]
+    if not 1 <= k <= vocabulary:
+        raise ValueError(f"top-k {k} is outside 1..{vocabulary}, the vocabulary")
+    if logits.dtype not in _ORDERED_DTYPES:
+        raise ValueError(f"logits are {logits.dtype}; give float32, bfloat16 or float16")
+    wide = logits.float()
+    values, tokens = torch.topk(wide, k, dim=-1)
+    if bool(((wide < values[..., -1:]).sum(-1) == vocabulary - k).all()):
+        tokens = tokens.sort(dim=-1).values
+        tokens = tokens.gather(-1, wide.gather(-1, tokens).argsort(dim=-1, descending=True, stable=True))
+    else:
+        keys = _order_key(wide) - torch.arange(vocabulary, device=logits.device)
+        tokens = torch.topk(keys, k, dim=-1).indices
+    logprobs = wide.gather(-1, tokens) - torch.logsumexp(wide, dim=-1, keepdim=True)
+    return logprobs.clamp(max=0.0), tokens
+
+
+def build_trees(
+    logprobs: Tensor, tokens: Tensor, root_tokens: Tensor, limits: BatchLimits, max_budget: int
+) -> DraftTrees:
+    """Build the draft tree of every request; the plain reference of the Triton kernel, and the CPU's builder.
+
+    Args:
+        logprobs: float32 [R, S, K], as `topk_logprobs` gives them; -inf or NaN ends a slot's candidates.
+        tokens: int [R, S, K], distinct within a slot.
+        root_tokens: int [R], the bonus tokens.
+        limits: limits of each request.
+        max_budget: N, which fixes the shapes.
+
+    Returns:
+        The trees, on the device of `tokens`.
+
+    Raises:
+        ValueError: a budget is above `max_budget`, or a limit is out of range (see `policies.expand`).
+    """
+    candidates = tokens.tolist()
+    rows = limits.rows()
+    columns: list[list[list[float]]] = [[], [], [], [], []]
+    for logprob, candidate, root, limit in zip(
+        logprobs.tolist(), candidates, root_tokens.tolist(), rows, strict=True
+    ):
+        if limit.budget > max_budget:
+            raise ValueError(f"tree budget {limit.budget} is above the batch's {max_budget}")
+        for column, values in zip(
+            columns, _tree_row(expand(logprob, limit), candidate, root, max_budget), strict=True
+        ):
+            column.append(values)
+    drafted, parents, depths, ranks = torch.tensor(columns[:4], dtype=torch.int64, device=tokens.device)
+    scores = torch.tensor(columns[4], dtype=torch.float32, device=tokens.device)
+    valid = scores > -inf
+    return DraftTrees(
+        drafted, parents, depths, ranks, scores, valid, counts=valid.sum(1) - 1, max_depth=tokens.shape[1]
+    )
+
+
+def ancestor_mask(trees: DraftTrees) -> Tensor:
+    """Who sees whom: bool [R, N+1, N+1], True where the column is an ancestor of the row, or the row itself.
+
+    Padding sees only itself, and nothing sees padding.
+    """
+    requests, count = trees.parents.shape
+    mask = torch.eye(count, dtype=torch.bool, device=trees.parents.device).repeat(requests, 1, 1)
+    ancestors = trees.parents
+    for _ in range(trees.max_depth):
+        mask.scatter_(2, ancestors.unsqueeze(2), True)
+        ancestors = trees.parents.gather(1, ancestors)
+    return mask
+
+
+def positions(trees: DraftTrees, seq_lens: Tensor) -> Tensor:
+    """Positions of root and nodes, int64 [R, N+1]: the root's is its request's committed length, int [R]."""
+    return seq_lens.to(torch.int64).unsqueeze(1) + trees.depths
+
+
+def _tree_row(
+    nodes: list[Node], candidates: list[list[int]], root: int, max_budget: int
+) -> tuple[list[float], ...]:
+    """Token, parent, depth, rank and score of root, nodes and padding of one tree."""
+    padding = max_budget - len(nodes)
+    return (
+        [root, *(candidates[node.depth - 1][node.rank] for node in nodes), *[root] * padding],
+        [0, *(node.parent for node in nodes), *range(len(nodes) + 1, max_budget + 1)],
+        [0, *(node.depth for node in nodes), *[0] * padding],
+        [-1, *(node.rank for node in nodes), *[-1] * padding],
+        [0.0, *(node.score for node in nodes), *[-inf] * padding],
+    )
+
+
+def _order_key(values: Tensor) -> Tensor:
+    """Integers, int64, that order as float32 values do, spaced 2**32 apart; NaN is above every number."""
+    bits = (values + 0.0).view(torch.int32).to(torch.int64)
+    return torch.where(bits >= 0, bits, -(bits & 0x7FFF_FFFF) - 1) << 32
