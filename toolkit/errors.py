@@ -1,11 +1,11 @@
 """Every error a user can meet, each with its exit code.
 
-    ToolkitError                1   the work was tried and failed
-    ├── ConfigError             2   a profile, inventory, option or value is wrong
-    ├── LockedError             3   someone else holds the lock
-    ├── UnreachableError        4   a host cannot be reached
-    ├── RolledBackError         5   the change was undone; the earlier release serves
-    └── ServiceDownError        6   the change failed and nothing serves
+ToolkitError                1   the work was tried and failed
+├── ConfigError             2   a profile, inventory, option or value is wrong
+├── LockedError             3   someone else holds the lock
+├── UnreachableError        4   a host cannot be reached
+├── RolledBackError         5   the change was undone; the earlier release serves
+└── ServiceDownError        6   the change failed and nothing serves
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class Problem:
     hint: str | None = None
 
     def __str__(self) -> str:
-        place = ":".join(str(part) for part in (self.source, self.line, self.column) if part not in ("", None))
+        place = ":".join(
+            str(part) for part in (self.source, self.line, self.column) if part not in ("", None)
+        )
         head = ": ".join(part for part in (place, self.key, self.message) if part)
         return f"{head} ({self.hint})" if self.hint else head
 

@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# The whole job on this machine: sets up, deploys the profile local-cpu, and leaves the server running.
+# Arguments go to `ddtoolkit deploy profile local-cpu`, such as --set service.port=30001.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+bash "$here/scripts/setup.sh" engine
+exec "${DDTOOLKIT_VENV:-$here/.venv}/bin/ddtoolkit" deploy profile local-cpu "$@"

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Sets up and runs every check: formatting, types, import contracts, playbooks, tests.
+# Arguments go to pytest and skip the other checks, such as tests/profile -k duplicate.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+bash scripts/setup.sh engine,dev
+export PATH="${DDTOOLKIT_VENV:-$PWD/.venv}/bin:$PATH"
+export ANSIBLE_LOCALHOST_WARNING=False
+
+if [ "$(id -u)" = 0 ] && ! command -v systemd-analyze >/dev/null; then
+    # Rendered units are checked by the real systemd-analyze.
+    apt-get -o DPkg::Lock::Timeout=300 -q update >&2
+    DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 -q -y install --no-install-recommends systemd >&2
+fi
+
+step() { printf '\n== %s\n' "$*" >&2; "$@"; }
+
+if [ $# -eq 0 ]; then
+    step ruff check .
+    step ruff format --check .
+    step mypy
+    step lint-imports
+    step ansible-lint --offline --strict --profile production playbooks
+fi
+step python -m pytest -q "$@"

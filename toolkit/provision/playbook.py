@@ -1,0 +1,124 @@
+"""Running the bundled playbooks through ansible-runner."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import ToolkitError
+from toolkit.resources import bundled
+
+# Ansible sees these and nothing else of the caller's environment.
+_ALLOWED = ("HOME", "USER", "LOGNAME", "TERM", "TMPDIR", "TZ", "SSH_AUTH_SOCK")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResult:
+    """How one task ended on one host; `outcome` is ok, changed, skipped, failed or unreachable."""
+
+    task: str
+    host: str
+    outcome: str
+    message: str
+
+
+def run_local(
+    playbook: str,
+    settings: dict[str, Any],
+    *,
+    on_task: Callable[[TaskResult], None] | None = None,
+    timeout: float = 900.0,
+    idle_timeout: float = 360.0,
+) -> list[TaskResult]:
+    """Run a bundled playbook on this machine, without SSH and without becoming another user.
+
+    Args:
+        playbook: file name below `playbooks`, such as `provision.yml`.
+        settings: the playbook's values; read there as data, never evaluated as templates.
+        on_task: called with each task's result as it ends.
+        timeout: seconds for the whole run.
+        idle_timeout: seconds without any output before the run is ended; longer than the dpkg lock wait.
+
+    Returns:
+        The result of every task, in order.
+
+    Raises:
+        ToolkitError: a task failed or the run was ended; the message has the task and its reason.
+    """
+    local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    request = {
+        "playbook": playbook,
+        "project": str(bundled("playbooks")),
+        "inventory": {"all": {"hosts": {"localhost": local}}},
+        "settings": settings,
+        "extra_vars": {},
+        "timeout": int(timeout),
+        "idle_timeout": int(idle_timeout),
+    }
+    results: list[TaskResult] = []
+    end: dict[str, Any] = {}
+    # Errors go to a file: a full pipe that nobody reads would stop the child.
+    with tempfile.TemporaryFile(mode="w+") as errors:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "toolkit.provision.child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=_environment(),
+        )
+        with child:
+            # Both pipes are always there: Popen was told so.
+            assert child.stdin is not None  # noqa: S101
+            assert child.stdout is not None  # noqa: S101
+            child.stdin.write(json.dumps(request))
+            child.stdin.close()
+            for line in child.stdout:
+                if not line.startswith("{"):
+                    continue
+                event = json.loads(line)
+                if "status" in event:
+                    end = event
+                    continue
+                results.append(TaskResult(**event))
+                if on_task is not None:
+                    on_task(results[-1])
+        errors.seek(0)
+        trouble = errors.read()
+    _raise_for(playbook, end, results, trouble)
+    return results
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: os.environ[name] for name in _ALLOWED if name in os.environ}
+    scripts = str(Path(sys.executable).parent)
+    path = os.pathsep.join([scripts, os.environ.get("PATH", os.defpath)])
+    # C.UTF-8 is always there, whatever the caller's locale says.
+    return {
+        **kept,
+        "PATH": path,
+        "LANG": "C.UTF-8",
+        "LC_ALL": "C.UTF-8",
+        "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_CONFIG": str(bundled("playbooks") / "ansible.cfg"),
+    }
+
+
+def _raise_for(playbook: str, end: dict[str, Any], results: list[TaskResult], trouble: str) -> None:
+    if end.get("status") == "successful":
+        return
+    bad = [result for result in results if result.outcome in ("failed", "unreachable")]
+    if bad:
+        message = f"{playbook}: task '{bad[-1].task}' on {bad[-1].host} {bad[-1].outcome}: {bad[-1].message}"
+    elif end.get("status") == "timeout":
+        message = f"{playbook}: ended after its time limit"
+    else:
+        message = f"{playbook}: ansible did not finish: {(end.get('output') or trouble).strip()[-1500:]}"
+    raise ToolkitError(message, hint="mend what the message names, then run the same command again")

@@ -1,0 +1,100 @@
+"""What a profile needs of a host, and what a host lacks of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolkit.layout import Layout
+from toolkit.profile.schema import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """Folders, packages and free space.
+
+    Attributes:
+        directories: path and mode of each folder, parents first.
+        packages: Debian packages.
+        min_free_bytes: free space below the first folder.
+    """
+
+    directories: tuple[tuple[Path, int], ...]
+    packages: tuple[str, ...]
+    min_free_bytes: int
+
+    def settings(self) -> dict[str, Any]:
+        """The variables of the `provision` playbook; JSON-safe."""
+        return {
+            "directories": [{"path": str(path), "mode": f"{mode:04o}"} for path, mode in self.directories],
+            "packages": list(self.packages),
+            "min_free_bytes": self.min_free_bytes,
+        }
+
+
+def requirements(profile: Profile, layout: Layout) -> Requirements:
+    """What `profile` needs of a host whose folders lie as `layout` says."""
+    paths = layout.service(profile.name)
+    root = () if layout.root is None else ((layout.root, 0o755),)
+    return Requirements(
+        directories=(
+            *root,
+            (layout.services, 0o755),
+            (paths.base, 0o755),
+            (paths.releases, 0o755),
+            (layout.environments, 0o755),
+            (layout.models, 0o755),
+            (layout.state, 0o700),
+            (paths.state, 0o700),
+            (layout.logs, 0o750),
+            (layout.caches, 0o755),
+            (paths.cache, 0o700),
+        ),
+        packages=profile.host.packages,
+        min_free_bytes=profile.host.min_free_disk,
+    )
+
+
+def missing(needed: Requirements) -> list[str]:
+    """What this machine lacks, a line each; empty when it is ready."""
+    return [*_directory_faults(needed), *_package_faults(needed)]
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes free to this user on the file system that holds `path` or its nearest existing parent."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def _directory_faults(needed: Requirements) -> list[str]:
+    faults = []
+    for path, mode in needed.directories:
+        try:
+            status = path.lstat()
+        except OSError:
+            faults.append(f"folder {path} is missing")
+            continue
+        if not stat.S_ISDIR(status.st_mode):
+            faults.append(f"{path} is not a folder")
+        elif (actual := stat.S_IMODE(status.st_mode)) != mode:
+            faults.append(f"folder {path} has mode {actual:04o}, not {mode:04o}")
+    return faults
+
+
+def _package_faults(needed: Requirements) -> list[str]:
+    # Only root installs packages; for anybody else the engine's own checks say what is missing.
+    if not needed.packages or os.geteuid() != 0:
+        return []
+    query = ["dpkg-query", "--show", "--showformat=${Package} ${db:Status-Status}\n", *needed.packages]
+    try:
+        shown = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ["dpkg-query does not answer"]
+    installed = {line.split()[0] for line in shown.splitlines() if line.endswith(" installed")}
+    return [f"package {name} is missing" for name in needed.packages if name not in installed]
