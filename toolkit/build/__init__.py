@@ -1,0 +1,1 @@
+"""Building the engine on a host: a content-addressed environment, kernel tuning, and the manifest."""

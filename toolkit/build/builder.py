@@ -1,0 +1,108 @@
+"""The build: environment, checkpoint hashes, kernel warm-up and tuning, and the manifest that records them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from toolkit.build.environment import Environment, materialise
+from toolkit.errors import ToolkitError
+from toolkit.layout import Layout
+from toolkit.profile.schema import Checkpoint, Profile
+
+
+
+def build(
+    profile: Profile,
+    environment: Environment,
+    layout: Layout,
+    *,
+    on_progress: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Make the environment and build the engine in it.
+
+    Returns:
+        The manifest: `environment` (path, digest, versions, source) and `engine`, what the engine's own build
+        reported (checkpoint hashes, device facts, tuned values).
+
+    Raises:
+        ToolkitError: a checkpoint is missing or broken, the disk is full, or the build failed; the message has
+            the engine's own reason.
+    """
+    home = materialise(environment, layout.environments)
+    return {
+        "environment": {
+            "path": str(home),
+            "digest": environment.digest,
+            "python": str(environment.python),
+            "versions": environment.versions,
+            "source": environment.source,
+        },
+        "checkpoints": checkpoint_marks(profile),
+        "engine": _engine_build(profile, environment, home, layout, on_progress),
+    }
+
+
+def checkpoint_marks(profile: Profile) -> dict[str, Any]:
+    """What tells cheaply whether a checkpoint changed: size, mtime and inode of each of its files.
+
+    Bundled checkpoints are part of the environment and need no mark.
+    """
+    marks: dict[str, Any] = {}
+    for role, checkpoint in (("target", profile.model.target), ("drafter", profile.model.drafter)):
+        if checkpoint is None or checkpoint.source == "bundled":
+            continue
+        folder = Path(checkpoint.source).expanduser()
+        marks[role] = {
+            path.name: [(status := path.stat()).st_size, status.st_mtime_ns, status.st_ino]
+            for path in sorted(folder.glob("*"))
+            if path.is_file()
+        }
+    return marks
+
+
+def _location(checkpoint: Checkpoint) -> str:
+    return "bundled" if checkpoint.source == "bundled" else str(Path(checkpoint.source).expanduser())
+
+
+def _engine_build(
+    profile: Profile,
+    environment: Environment,
+    home: Path,
+    layout: Layout,
+    on_progress: Callable[[str], None] | None,
+) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="ddtoolkit-build-") as scratch:
+        out = Path(scratch) / "manifest.json"
+        command = [str(environment.python), "-m", "toolkit.ddtree.build"]
+        command += ["--model-path", _location(profile.model.target)]
+        if profile.model.drafter is not None:
+            command += ["--speculative-draft-model-path", _location(profile.model.drafter)]
+        command += ["--device", profile.hardware.device, "--dtype", profile.engine.dtype]
+        command += ["--speculative-ddtree-budget", str(profile.speculative.budget)]
+        command += ["--cache-dir", str(layout.caches / "build"), "--out", str(out)]
+        lines: list[str] = []
+        with subprocess.Popen(
+            command,
+            cwd=home,
+            env=os.environ | {"PYTHONPATH": str(home)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as child:
+            assert child.stderr is not None  # noqa: S101  Popen was told to make it
+            for line in child.stderr:
+                lines.append(line.rstrip())
+                if on_progress is not None:
+                    on_progress(lines[-1])
+        if child.returncode != 0 or not out.is_file():
+            reason = "\n".join(lines[-5:]) or f"exit status {child.returncode}"
+            raise ToolkitError(f"the engine's build failed: {reason}")
+        manifest: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+        return manifest

@@ -1,0 +1,121 @@
+"""Engine environments: immutable, named by the hash of what they hold, shared between releases.
+
+The embedded engine's environment is a copy of this package; the libraries are the running interpreter's. A
+release therefore keeps running the code it was accepted with, whatever becomes of the checkout or the
+installation it came from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from toolkit.errors import ToolkitError
+
+_LIBRARIES = ("torch", "triton", "tokenizers", "safetensors", "numpy", "fastapi", "uvicorn", "prometheus-client")
+_NEEDED = ("torch", "tokenizers", "safetensors", "fastapi", "uvicorn", "prometheus-client")
+_PACKAGE = Path(__file__).resolve().parents[1]
+_MARKER = "environment.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What the engine runs in.
+
+    Attributes:
+        python: interpreter that has the libraries.
+        versions: version of Python and of each library that matters to results.
+        source: sha256 over the package's files.
+    """
+
+    python: Path
+    versions: dict[str, str]
+    source: str
+
+    @property
+    def digest(self) -> str:
+        """Name of the environment: 16 hexadecimal digits over everything in it."""
+        content = json.dumps([str(self.python), self.versions, self.source], sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+    def differences(self, other: dict[str, str], source: str) -> list[str]:
+        """What differs from another environment's `versions` and `source`, a line each."""
+        names = sorted({*self.versions, *other})
+        lines = [
+            f"{name} {other.get(name, 'none')} -> {self.versions.get(name, 'none')}"
+            for name in names
+            if other.get(name) != self.versions.get(name)
+        ]
+        return [*lines, "the toolkit's own code changed"] if source != self.source else lines
+
+
+def embedded_environment() -> Environment:
+    """The environment of the embedded engine under the running interpreter.
+
+    Raises:
+        ToolkitError: a library that the engine needs is not installed.
+    """
+    versions = {"python": platform.python_version()}
+    for name in _LIBRARIES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    absent = [name for name in _NEEDED if name not in versions]
+    if absent:
+        raise ToolkitError(
+            f"the embedded engine needs {', '.join(absent)}, not installed in {sys.prefix}",
+            hint=f"{sys.executable} -m pip install 'ddtoolkit[engine]'",
+        )
+    return Environment(python=Path(sys.executable), versions=versions, source=_source_hash())
+
+
+def materialise(environment: Environment, folder: Path) -> Path:
+    """Make `environment` below `folder`, or find it there; its path.
+
+    It is built in place beside its final name and renamed, marker last, so a half-made one is never used.
+
+    Raises:
+        ToolkitError: the copy cannot be written; nothing is left behind.
+    """
+    target = folder / environment.digest
+    if (target / _MARKER).is_file():
+        return target
+    try:
+        staging = Path(tempfile.mkdtemp(prefix=f".{environment.digest}-", dir=folder))
+    except OSError as error:
+        raise ToolkitError(f"cannot write below {folder}: {error.strerror}") from None
+    try:
+        shutil.copytree(_PACKAGE, staging / "toolkit", ignore=shutil.ignore_patterns("__pycache__"))
+        content = {"python": str(environment.python), "versions": environment.versions, "source": environment.source}
+        (staging / _MARKER).write_text(json.dumps(content, indent=2), encoding="utf-8")
+        staging.chmod(0o755)
+        if target.exists():
+            shutil.rmtree(target)
+        os.rename(staging, target)
+    except (OSError, shutil.Error) as error:
+        shutil.rmtree(staging, ignore_errors=True)
+        reason = getattr(error, "strerror", None) or error
+        raise ToolkitError(
+            f"cannot make the environment {target}: {reason}", hint=f"free space below {folder} and run again"
+        ) from None
+    return target
+
+
+@cache
+def _source_hash() -> str:
+    total = hashlib.sha256()
+    for path in sorted(_PACKAGE.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            total.update(str(path.relative_to(_PACKAGE)).encode() + b"\0")
+            total.update(hashlib.sha256(path.read_bytes()).digest())
+    return total.hexdigest()

@@ -1,0 +1,95 @@
+"""Which services are deployed on this machine, and where.
+
+A profile may put its service anywhere, and may be edited, moved or deleted afterwards. So each deploy leaves
+a small record of name and root in the user's state folder (XDG Base Directory Specification).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from toolkit.errors import ConfigError, ToolkitError
+from toolkit.layout import Layout
+from toolkit.profile.schema import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """A service on this machine."""
+
+    name: str
+    layout: Layout
+
+
+def layout_of(profile: Profile) -> Layout:
+    """Where the profile's host section puts everything."""
+    root = profile.host.root
+    return Layout(None if root is None else Path(root).expanduser().absolute())
+
+
+def deployed_services() -> list[Deployed]:
+    """All services deployed here by this user, by name."""
+    found = []
+    for record in sorted(_records().glob("*.json")):
+        try:
+            root = json.loads(record.read_text(encoding="utf-8"))["root"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        service = Deployed(record.stem, Layout(None if root is None else Path(root)))
+        if service.layout.service(service.name).base.is_dir():
+            found.append(service)
+    return found
+
+
+def find_service(name: str | None) -> Deployed:
+    """The deployed service called `name`, or the only one when no name is given.
+
+    Raises:
+        ConfigError: none is deployed, or several are and no name was given.
+    """
+    services = deployed_services()
+    names = ", ".join(service.name for service in services) or "none"
+    if name is None:
+        if len(services) == 1:
+            return services[0]
+        if not services:
+            raise ConfigError("no service is deployed on this machine", hint="ddtoolkit deploy profile local-cpu")
+        raise ConfigError(f"several services are deployed here: {names}", hint="name one of them")
+    for service in services:
+        if service.name == name:
+            return service
+    raise ConfigError(
+        f"no service {name!r} is deployed on this machine (deployed: {names})",
+        hint=f"ddtoolkit deploy profile {name}",
+    )
+
+
+def remember(service: Deployed) -> None:
+    """Record where a service lies, before anything is deployed there.
+
+    Raises:
+        ToolkitError: the same name is deployed elsewhere, or the record cannot be written.
+    """
+    root = None if service.layout.root is None else str(service.layout.root)
+    for other in deployed_services():
+        if other.name == service.name and other.layout.root != service.layout.root:
+            raise ToolkitError(
+                f"service {service.name!r} is already deployed below {other.layout.root or '/opt/ddtoolkit'}",
+                hint="deploy it there, or give this profile another name",
+            )
+    record = _records() / f"{service.name}.json"
+    try:
+        record.parent.mkdir(parents=True, exist_ok=True)
+        temporary = record.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(json.dumps({"root": root}), encoding="utf-8")
+        temporary.replace(record)
+    except OSError as error:
+        raise ToolkitError(f"cannot write {record}: {error.strerror}") from None
+
+
+def _records() -> Path:
+    home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(home).expanduser() / "ddtoolkit" / "services"

@@ -1,0 +1,1 @@
+"""Desired state against observed state: an ordered list of steps with their reasons, before anything runs."""
