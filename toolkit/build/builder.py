@@ -1,4 +1,4 @@
-"""The build: environment, checkpoint hashes, kernel warm-up and tuning, and the manifest that records them."""
+"""The build: environment, checkpoint hashes, kernel warm-up and tuning, and the manifest of it all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from toolkit.layout import Layout
 from toolkit.profile.schema import Checkpoint, Profile
 
 
-
 def build(
     profile: Profile,
     environment: Environment,
@@ -31,8 +30,8 @@ def build(
         reported (checkpoint hashes, device facts, tuned values).
 
     Raises:
-        ToolkitError: a checkpoint is missing or broken, the disk is full, or the build failed; the message has
-            the engine's own reason.
+        ToolkitError: a checkpoint is missing or broken, the disk is full, or the build failed; the message
+            has the engine's own reason.
     """
     home = materialise(environment, layout.environments)
     return {

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import shutil
 import sys
@@ -21,7 +20,16 @@ from pathlib import Path
 
 from toolkit.errors import ToolkitError
 
-_LIBRARIES = ("torch", "triton", "tokenizers", "safetensors", "numpy", "fastapi", "uvicorn", "prometheus-client")
+_LIBRARIES = (
+    "torch",
+    "triton",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "fastapi",
+    "uvicorn",
+    "prometheus-client",
+)
 _NEEDED = ("torch", "tokenizers", "safetensors", "fastapi", "uvicorn", "prometheus-client")
 _PACKAGE = Path(__file__).resolve().parents[1]
 _MARKER = "environment.json"
@@ -96,12 +104,16 @@ def materialise(environment: Environment, folder: Path) -> Path:
         raise ToolkitError(f"cannot write below {folder}: {error.strerror}") from None
     try:
         shutil.copytree(_PACKAGE, staging / "toolkit", ignore=shutil.ignore_patterns("__pycache__"))
-        content = {"python": str(environment.python), "versions": environment.versions, "source": environment.source}
+        content = {
+            "python": str(environment.python),
+            "versions": environment.versions,
+            "source": environment.source,
+        }
         (staging / _MARKER).write_text(json.dumps(content, indent=2), encoding="utf-8")
         staging.chmod(0o755)
         if target.exists():
             shutil.rmtree(target)
-        os.rename(staging, target)
+        staging.rename(target)
     except (OSError, shutil.Error) as error:
         shutil.rmtree(staging, ignore_errors=True)
         reason = getattr(error, "strerror", None) or error

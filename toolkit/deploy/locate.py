@@ -56,7 +56,9 @@ def find_service(name: str | None) -> Deployed:
         if len(services) == 1:
             return services[0]
         if not services:
-            raise ConfigError("no service is deployed on this machine", hint="ddtoolkit deploy profile local-cpu")
+            raise ConfigError(
+                "no service is deployed on this machine", hint="ddtoolkit deploy profile local-cpu"
+            )
         raise ConfigError(f"several services are deployed here: {names}", hint="name one of them")
     for service in services:
         if service.name == name:

@@ -1,0 +1,73 @@
+"""Engine environments: content-addressed, immutable, never half-made."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from toolkit.build.environment import Environment, embedded_environment, materialise
+from toolkit.errors import ToolkitError
+
+
+def test_the_environment_runs_its_own_copy_of_the_code(tmp_path: Path) -> None:
+    home = materialise(embedded_environment(), tmp_path)
+    script = "import toolkit; print(toolkit.__file__)"
+    command = [sys.executable, "-c", script]
+    shown = subprocess.run(
+        command,
+        cwd="/",
+        env=os.environ | {"PYTHONPATH": str(home)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout.strip() == str(home / "toolkit" / "__init__.py")
+
+
+def test_the_same_environment_is_made_once(tmp_path: Path) -> None:
+    environment = embedded_environment()
+    home = materialise(environment, tmp_path)
+    inode = (home / "environment.json").stat().st_ino
+    assert materialise(environment, tmp_path) == home
+    assert (home / "environment.json").stat().st_ino == inode
+    assert [path.name for path in tmp_path.iterdir()] == [environment.digest]
+
+
+def test_one_without_its_marker_is_made_again(tmp_path: Path) -> None:
+    environment = embedded_environment()
+    home = materialise(environment, tmp_path)
+    (home / "environment.json").unlink()
+    shutil.rmtree(home / "toolkit" / "profile")
+    assert materialise(environment, tmp_path) == home
+    assert (home / "toolkit" / "profile" / "schema.py").is_file()
+
+
+def test_digest_and_differences_follow_versions_and_code() -> None:
+    old = Environment(Path("/usr/bin/python3"), {"python": "3.11.2", "torch": "2.11.0"}, "aa")
+    new = Environment(
+        Path("/usr/bin/python3"), {"python": "3.11.2", "torch": "2.13.0", "triton": "3.6"}, "bb"
+    )
+    assert old.digest != new.digest
+    assert new.differences(old.versions, old.source) == [
+        "torch 2.11.0 -> 2.13.0",
+        "triton none -> 3.6",
+        "the toolkit's own code changed",
+    ]
+    assert new.differences(new.versions, new.source) == []
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", small], check=True)
+    try:
+        with pytest.raises(ToolkitError, match=r"cannot make the environment .*(No space|Errno 28)"):
+            materialise(embedded_environment(), small)
+        assert list(small.iterdir()) == []
+    finally:
+        subprocess.run(["umount", small], check=True)

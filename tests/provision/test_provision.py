@@ -1,0 +1,68 @@
+"""Provisioning through real ansible-runner and Ansible, on this machine."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from toolkit.errors import ToolkitError
+from toolkit.layout import Layout
+from toolkit.profile.schema import Profile
+from toolkit.provision.playbook import TaskResult, run_local
+from toolkit.provision.requirements import Requirements, missing, requirements
+
+
+def needs(root: Path) -> Requirements:
+    return requirements(Profile.model_validate({"name": "unit", "schema": 1}), Layout(root))
+
+
+def test_the_playbook_makes_what_was_missing_and_a_second_run_changes_nothing(tmp_path: Path) -> None:
+    needed = needs(tmp_path / "root")
+    assert f"folder {tmp_path / 'root'} is missing" in missing(needed)
+
+    first = run_local("provision.yml", needed.settings())
+    assert "changed" in {result.outcome for result in first}
+    assert missing(needed) == []
+
+    second = run_local("provision.yml", needed.settings())
+    assert {result.outcome for result in second} <= {"ok", "skipped"}
+
+
+def test_values_are_data_and_never_templates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROBE", "leaked")
+    name = "{{ 6 * 7 }}{{ lookup('env', 'PROBE') }} %s"
+    needed = dataclasses.replace(needs(tmp_path), directories=((tmp_path / name, 0o750),))
+    run_local("provision.yml", needed.settings())
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_wrong_mode_and_a_file_in_the_way_are_seen(tmp_path: Path) -> None:
+    wrong, blocked = tmp_path / "wrong", tmp_path / "blocked"
+    wrong.mkdir(mode=0o700)
+    blocked.write_text("")
+    needed = Requirements(directories=((wrong, 0o755), (blocked, 0o755)), packages=(), min_free_bytes=0)
+    assert missing(needed) == [f"folder {wrong} has mode 0700, not 0755", f"{blocked} is not a folder"]
+
+
+def test_too_little_space_is_refused_with_the_numbers_before_anything_else(tmp_path: Path) -> None:
+    needed = dataclasses.replace(needs(tmp_path), min_free_bytes=1 << 60)
+    with pytest.raises(ToolkitError, match=rf"{tmp_path} has \d+ bytes free, {1 << 60} are needed"):
+        run_local("provision.yml", needed.settings())
+
+
+def test_progress_is_told_task_by_task(tmp_path: Path) -> None:
+    seen: list[TaskResult] = []
+    run_local("provision.yml", needs(tmp_path).settings(), on_task=seen.append)
+    assert [result.task for result in seen if result.task == "Create folders"] == ["Create folders"]
+    assert {result.host for result in seen} == {"localhost"}
+
+
+def test_the_callers_environment_does_not_reach_ansible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A broken locale and a foreign Ansible configuration would both end the run.
+    monkeypatch.setenv("LC_ALL", "xx_XX.broken")
+    monkeypatch.setenv("ANSIBLE_CONFIG", str(tmp_path / "absent.cfg"))
+    monkeypatch.setenv("ANSIBLE_ROLES_PATH", str(tmp_path))
+    run_local("provision.yml", needs(tmp_path / "root").settings())
+    assert (tmp_path / "root" / "services" / "unit" / "releases").is_dir()

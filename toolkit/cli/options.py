@@ -1,0 +1,43 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def _profile_names(incomplete: str) -> list[str]:
+    from toolkit.profile.loading import list_profiles
+
+    return [entry.name for entry in list_profiles() if entry.name.startswith(incomplete)]
+
+
+def _service_names(incomplete: str) -> list[str]:
+    from toolkit.deploy.locate import deployed_services
+
+    return [service.name for service in deployed_services() if service.name.startswith(incomplete)]
+
+
+ProfileName = Annotated[
+    str, typer.Argument(metavar="NAME", help="Profile name or file.", autocompletion=_profile_names)
+]
+ServiceName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[NAME]", help="Service; the only one deployed by default.", autocompletion=_service_names
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key; may be repeated.")
+]
+Overlays = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--overlay", "-f", metavar="FILE", help="YAML file merged over the profile; may be repeated."
+    ),
+]
+LockWait = Annotated[float, typer.Option("--lock-wait", min=0, help="Seconds to wait for the lock.")]

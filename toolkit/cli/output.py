@@ -1,0 +1,56 @@
+"""What commands print: humans read standard error, programs read JSON alone on standard output."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from toolkit.errors import ToolkitError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+def console() -> Console:
+    """A console on standard error; plain text when that is no terminal."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+
+
+def say(message: str = "") -> None:
+    """Print a line for humans."""
+    typer.echo(message, err=True)
+
+
+def emit(value: Any) -> None:
+    """Print `value` as JSON for programs."""
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def table(*columns: str) -> Table:
+    """An empty table with the house style."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    return made
+
+
+def show_error(error: ToolkitError, *, as_json: bool) -> None:
+    """Print an error and its next step; as JSON too where JSON was asked for."""
+    for line in error.message.splitlines():
+        say(f"error: {line}")
+    if error.hint:
+        say(f"  next: {error.hint}")
+    if as_json:
+        from toolkit.errors import ConfigError
+
+        problems = [str(problem) for problem in error.problems] if isinstance(error, ConfigError) else []
+        emit({"ok": False, "error": error.message, "hint": error.hint, "problems": problems})
