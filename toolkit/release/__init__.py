@@ -1,0 +1,1 @@
+"""Releases on a host: store, lock, history, and the transaction that changes what serves."""

@@ -1,0 +1,1 @@
+"""The served process: one unit model, and the managers that run it."""

@@ -1,0 +1,133 @@
+"""Files that survive a crash and a full disk, and are never reached through someone else's link."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+PRIVATE_DIR = 0o700
+PRIVATE_FILE = 0o600
+_RECORD_SIZE = 8192
+
+
+def fsync_dir(folder: Path) -> None:
+    """Make renames and new names in `folder` durable (fsync(2), "Calling fsync() does not ...")."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_private(folder: Path) -> Path:
+    """Create `folder` and its parents, the folder itself for its owner alone; return it.
+
+    Raises:
+        OSError: it cannot be created, or is a link or no folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=PRIVATE_DIR)
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.fstat(fd).st_mode & 0o077:
+            os.fchmod(fd, PRIVATE_DIR)
+    finally:
+        os.close(fd)
+    return folder
+
+
+def write_new(path: Path, data: bytes, mode: int = PRIVATE_FILE) -> None:
+    """Create `path` with `data`, durable; the file must not exist, not even as a link.
+
+    Raises:
+        OSError: it exists, or the disk is full; then nothing is left behind.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def replace_file(path: Path, data: bytes, mode: int = PRIVATE_FILE) -> None:
+    """Give `path` the content `data` in one step: readers see the old or the new content.
+
+    Raises:
+        OSError: the disk is full or the folder cannot be written; the old file is untouched.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    write_new(temporary, data, mode)
+    try:
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_dir(path.parent)
+
+
+def json_bytes(value: Any) -> bytes:
+    """Readable JSON with a final newline."""
+    return (json.dumps(value, indent=2, sort_keys=False, ensure_ascii=True) + "\n").encode()
+
+
+def read_json(path: Path) -> Any:
+    """Parsed JSON of `path`; None where it is absent or no JSON."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+class Record:
+    """A small JSON object in a file whose space is reserved, so a full disk cannot stop an update.
+
+    The file is overwritten in place in one write(2); `read_record` retries what it reads half-written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._fd = os.open(path, flags, PRIVATE_FILE)
+        try:
+            os.posix_fallocate(self._fd, 0, _RECORD_SIZE)
+        except OSError:
+            os.close(self._fd)
+            raise
+
+    def write(self, value: dict[str, Any]) -> None:
+        """Replace the record; an I/O error is swallowed, since the service matters more than its record.
+
+        Raises:
+            ValueError: the value does not fit.
+        """
+        data = json.dumps(value).encode()
+        if len(data) > _RECORD_SIZE:
+            raise ValueError(f"a record of {len(data)} bytes does not fit {_RECORD_SIZE}")
+        with contextlib.suppress(OSError):
+            os.pwrite(self._fd, data.ljust(_RECORD_SIZE), 0)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+
+def read_record(path: Path) -> dict[str, Any] | None:
+    """The object of a `Record`; None where there is none."""
+    for _ in range(20):
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        if not data.strip(b" \0"):
+            return None
+        with contextlib.suppress(ValueError):
+            value = json.loads(data)
+            return value if isinstance(value, dict) else None
+    return None
