@@ -1,0 +1,146 @@
+"""`python -m toolkit.ddtree.server`: load a model, serve it, end cleanly on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+
+import uvicorn
+
+from toolkit.ddtree.server.app import create_app
+from toolkit.ddtree.server.args import ServerArgs, UsageError, parse_args
+from toolkit.ddtree.server.debug_log import DebugLog
+from toolkit.ddtree.server.service import Service
+
+log = logging.getLogger("toolkit.ddtree.server")
+
+_CLOSE_SECONDS = 5.0  # for answers to reach their clients once generation has ended
+
+
+class StartError(Exception):
+    """The server cannot start; the message is one line."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the server; returns its exit code: 0 stopped, 1 failed, 2 refused to start."""
+    try:
+        args = parse_args(sys.argv[1:] if argv is None else argv)
+        logging.basicConfig(
+            level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        )
+        with _bind(args.host, args.port) as sock:
+            service = _load(args)
+            return asyncio.run(_serve(service, sock))
+    except (UsageError, StartError) as error:
+        print(f"ddtree server: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A bound socket, before the slow loading; it listens once the model is there."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, kind, proto)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        raise StartError(f"cannot listen on {host} port {port}: {error.strerror}") from None
+    return sock
+
+
+def _load(args: ServerArgs) -> Service:
+    from toolkit.ddtree.engine import Engine
+
+    debug_log = None
+    if args.debug_file is not None:
+        try:
+            debug_log = DebugLog(args.debug_file, args.debug_file_bytes)
+        except OSError as error:
+            raise UsageError(f"--speculative-ddtree-debug-file {args.debug_file}: {error.strerror}") from None
+    try:
+        return Service(args, Engine(args.engine), debug_log)
+    except (ValueError, OSError) as error:
+        raise UsageError(str(error)) from None
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: they would end the process by the signal, not with 0."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _serve(service: Service, sock: socket.socket) -> int:
+    config = uvicorn.Config(
+        create_app(service),
+        log_config=None,
+        access_log=service.args.log_level == "debug",
+        lifespan="off",
+        timeout_graceful_shutdown=int(service.args.shutdown_timeout + _CLOSE_SECONDS),
+    )
+    server = _Server(config)
+    service.runner.start(on_dead=lambda: _stop_soon(server))
+    drain = _Drain(service, server)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, drain.begin)
+    serving = asyncio.ensure_future(server.serve([sock]))
+    await _announce(service, server, sock, serving)
+    await serving
+    await service.runner.stop()
+    service.close()
+    return 0 if service.runner.alive else 1
+
+
+async def _announce(
+    service: Service, server: _Server, sock: socket.socket, serving: asyncio.Future[None]
+) -> None:
+    """Print the ready line once connections are accepted."""
+    while not (server.started or serving.done()):
+        await asyncio.sleep(0.01)
+    if server.started:
+        host, port = sock.getsockname()[:2]
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        print(f"ready: http://{address} {service.describe()}", flush=True)
+
+
+def _stop_soon(server: _Server) -> None:
+    """Leave a moment in which `/health` says 503, then end."""
+
+    def stop() -> None:
+        server.should_exit = True
+
+    asyncio.get_running_loop().call_later(1.0, stop)
+
+
+class _Drain:
+    """Ends serving: requests in flight get `shutdown_timeout` seconds, a second signal ends them at once."""
+
+    def __init__(self, service: Service, server: _Server) -> None:
+        self._service = service
+        self._server = server
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """Accept nothing more."""
+        runner = self._service.runner
+        self._server.should_exit = True
+        runner.draining = True
+        if self._deadline is not None:
+            runner.abort_all()
+            return
+        seconds = self._service.args.shutdown_timeout
+        log.info("stopping; %d request(s) in flight get %g s", runner.in_flight, seconds)
+        self._deadline = asyncio.get_running_loop().call_later(seconds, runner.abort_all)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,268 @@
+"""The routes. Bodies are read, limited and parsed here; everything else is a call into the service."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
+
+from toolkit.ddtree.server import answers, protocol, requests
+from toolkit.ddtree.server.answers import Answer, OpenAIFormat
+from toolkit.ddtree.server.errors import ApiError
+from toolkit.ddtree.server.service import Service
+from toolkit.ddtree.types import Request as EngineRequest
+from toolkit.ddtree.types import SamplingParams
+
+log = logging.getLogger(__name__)
+
+_HEALTH_SECONDS = 20.0
+_PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def create_app(service: Service) -> FastAPI:
+    """The ASGI application around `service`."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    args = service.args
+    app.include_router(_open_router(service))
+    for router in (_generation_router(service), _info_router(service)):
+        app.include_router(router, dependencies=[Depends(_bearer(args.api_key))])
+    admin_key = args.admin_api_key or args.api_key
+    app.include_router(_admin_router(service), dependencies=[Depends(_bearer(admin_key))])
+    app.exception_handler(ApiError)(_on_api_error)
+    app.exception_handler(HTTPException)(_on_http_error)
+    app.exception_handler(Exception)(_on_fault)
+    return app
+
+
+def _open_router(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/health")
+    async def health() -> Response:
+        return Response(status_code=200 if service.runner.alive else 503)
+
+    return router
+
+
+def _generation_router(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/health_generate")
+    async def health_generate(request: Request) -> Response:
+        """Generates one token, so 200 means that the engine works."""
+        sampling = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
+        probe = EngineRequest(f"health-{uuid.uuid4().hex}", (0,), sampling, extra_key="health")
+        found = service.submit([requests.Job(probe, skip_special_tokens=True, trim_stop=True)], counted=False)
+        try:
+            async with asyncio.timeout(_HEALTH_SECONDS):
+                await _unless_gone(request, service, found)
+        except TimeoutError:
+            raise ApiError(503, f"No token within {_HEALTH_SECONDS:.0f} seconds.") from None
+        return Response()
+
+    @router.post("/generate")
+    async def generate(request: Request) -> Response:
+        body = protocol.parse_generate(await _read_json(request, service.args.max_request_bytes))
+        jobs, is_batch = requests.generate_jobs(body, service.model)
+        found = service.submit(jobs)
+        if body.stream:
+            events = answers.generate_stream(service.runner, found, service.limits, is_batch=is_batch)
+            return EventStream(events, lambda: _abort(service, found))
+        await _unless_gone(request, service, found)
+        objects = [answers.generate_object(answer, service.limits) for answer in found]
+        return JSONResponse(objects if is_batch else objects[0])
+
+    @router.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        body = protocol.parse_completion(await _read_json(request, service.args.max_request_bytes))
+        service.check_model(body.model)
+        jobs = requests.completion_jobs(body, service.model)
+        return await _openai(request, service, body, jobs, chat=False)
+
+    @router.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        body = protocol.parse_chat(await _read_json(request, service.args.max_request_bytes))
+        service.check_model(body.model)
+        prompt = service.model.encode(service.chat_template.render(body.messages))
+        jobs = [requests.chat_job(body, prompt, service.model)]
+        return await _openai(request, service, body, jobs, chat=True)
+
+    return router
+
+
+def _info_router(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [service.model_card()]}
+
+    @router.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        service.check_model(name)
+        return service.model_card()
+
+    @router.get("/model_info")
+    @router.get("/get_model_info")
+    async def model_info() -> dict[str, Any]:
+        return service.model_info()
+
+    @router.get("/server_info")
+    @router.get("/get_server_info")
+    async def server_info() -> dict[str, Any]:
+        return service.server_info()
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.render_metrics(), media_type=_PROMETHEUS)
+
+    return router
+
+
+def _admin_router(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.api_route("/flush_cache", methods=["GET", "POST"])
+    async def flush_cache() -> Response:
+        await service.runner.call(lambda engine: engine.flush_cache())
+        return PlainTextResponse("Cache flushed.\n")
+
+    @router.api_route("/ddtree/self_check", methods=["GET", "POST"])
+    async def self_check() -> dict[str, Any]:
+        from toolkit.ddtree.self_check import self_check as run
+
+        checks = await service.runner.call(run)
+        return {"ok": all(check["ok"] for check in checks), "checks": checks}
+
+    return router
+
+
+async def _openai(
+    request: Request, service: Service, body: protocol.OpenAIBody, jobs: Sequence[requests.Job], *, chat: bool
+) -> Response:
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "`stream_options` needs `stream`.", param="stream_options")
+    found = service.submit(jobs)
+    form = OpenAIFormat(
+        found[0].generation.rid,
+        service.args.served_model_name,
+        chat=chat,
+        token_ids=bool(body.return_token_ids),
+    )
+    if body.stream:
+        events = answers.openai_stream(service.runner, found, form, body.stream_options)
+        return EventStream(events, lambda: _abort(service, found))
+    await _unless_gone(request, service, found)
+    return JSONResponse(form.whole(found))
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events; `on_close` is called however the connection ends.
+
+    Args:
+        events: encoded events.
+        on_close: ends what still runs.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[str], on_close: Callable[[], None]) -> None:
+        super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self._on_close = on_close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._on_close()
+
+
+def _abort(service: Service, found: Sequence[Answer]) -> None:
+    for answer in found:
+        service.runner.abort(answer.generation)
+
+
+async def _unless_gone(request: Request, service: Service, found: Sequence[Answer]) -> None:
+    """Wait for whole answers; a client that hangs up ends them.
+
+    Raises:
+        ApiError: as `answers.whole`; 499 if the client has gone, for nobody to see.
+    """
+    work = asyncio.ensure_future(answers.whole(service.runner, found))
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ApiError(499, "The client closed the connection.")
+        work.result()
+    finally:
+        gone.cancel()
+        work.cancel()
+        _abort(service, found)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _read_json(request: Request, limit: int) -> dict[str, Any]:
+    """The parsed body.
+
+    A page in a browser can post `text/plain` to a server on this machine without asking, but not
+    JSON, so the content type must say JSON.
+
+    Raises:
+        ApiError: 413 if it is longer than `limit` bytes, 415 or 400 if it is not JSON.
+    """
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json":
+        raise ApiError(415, "The content type must be application/json.")
+    announced = request.headers.get("content-length", "0")
+    too_long = ApiError(413, f"The body is longer than {limit} bytes.", code="request_too_large")
+    if announced.isdigit() and int(announced) > limit:
+        raise too_long
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > limit:
+            raise too_long
+    return protocol.parse_json(bytes(body))
+
+
+def _bearer(key: str | None) -> Callable[[Request], Awaitable[None]]:
+    """A dependency that refuses requests without `Authorization: Bearer KEY`; None lets all pass."""
+    expected = f"Bearer {key}".encode()
+
+    async def check(request: Request) -> None:
+        given = request.headers.get("authorization", "").encode("latin-1")
+        if key is not None and not hmac.compare_digest(given, expected):
+            raise ApiError(
+                401, "A valid API key is needed: `Authorization: Bearer KEY`.", code="invalid_api_key"
+            )
+
+    return check
+
+
+async def _on_api_error(_request: Request, error: ApiError) -> Response:
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}.get(error.status)
+    return JSONResponse(error.body(), error.status, headers)
+
+
+async def _on_http_error(_request: Request, error: HTTPException) -> Response:
+    body = ApiError(error.status_code, str(error.detail)).body()
+    return JSONResponse(body, error.status_code, error.headers)
+
+
+async def _on_fault(request: Request, error: Exception) -> Response:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return JSONResponse(ApiError(500, "The server failed on this request; see its log.").body(), 500)
