@@ -16,7 +16,7 @@ from typing import Any
 
 from toolkit.errors import ConfigError, Problem
 from toolkit.profile.assignments import apply_sets, merge, node_of
-from toolkit.profile.finding import find_profile, profile_files
+from toolkit.profile.lookup import find_profile, profile_files
 from toolkit.profile.nodes import MAX_BYTES, Node, Place, SyntaxProblem, compose, decode
 from toolkit.profile.reading import Reading, read, validate
 from toolkit.profile.schema import Profile

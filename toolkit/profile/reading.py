@@ -146,16 +146,16 @@ def _read_plain(reading: Reading, text: str, shape: Shape, path: KeyPath) -> Any
             return int(text)
         if shape.kind == "number" and _NUMBER.fullmatch(text):
             return float(text)
-        for pattern, hint in _LOOKALIKES:
-            if pattern.fullmatch(text):
-                reading.hints[path] = hint
-                break
+        lookalike = next((hint for pattern, hint in _LOOKALIKES if pattern.fullmatch(text)), None)
+        if lookalike is not None:
+            reading.hints[path] = lookalike
     return text
 
 
 def unknown_key(path: KeyPath, shape: Shape, place: Place) -> tuple[Problem, KeyPath | None]:
     """The problem of a key that `shape` does not have, and the key that was most likely meant."""
     meant = nearest_key(path, shape.keys)
+    hint: str | None
     if meant is not None:
         hint = f"did you mean {meant[-1] if meant[:-1] == path[:-1] else format_path(meant)}?"
     else:

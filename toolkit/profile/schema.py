@@ -48,6 +48,12 @@ def _address(value: str) -> str:
     return value
 
 
+def _checkpoint(value: str) -> str:
+    if value == "bundled" or value.startswith(("/", "~/")):
+        return value
+    raise ValueError("is neither `bundled` nor a folder on the host, starting with / or ~/")
+
+
 def _allowed(text: str) -> dict[str, Any]:
     """Extra JSON schema that says in words what a pattern or range allows."""
     return {"allowed": text}
@@ -165,11 +171,11 @@ class Engine(_Section):
 class Checkpoint(_Section):
     """A model checkpoint: `bundled`, or a folder on the host."""
 
-    source: Text = Field(
+    source: Annotated[Text, AfterValidator(_checkpoint)] = Field(
         "bundled",
-        min_length=1,
         max_length=4096,
-        description="`bundled`, or the checkpoint's folder on the host, starting with / or ~/",
+        description="the bundled checkpoint, or a folder on the host",
+        json_schema_extra=_allowed("bundled, or a path starting with / or ~/"),
     )
     revision: Text | None = Field(
         None, min_length=1, max_length=200, description="pinned revision of the checkpoint"

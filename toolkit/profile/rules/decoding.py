@@ -1,0 +1,128 @@
+"""Rules of speculative decoding and of the models it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from toolkit.profile.rules.finding import Finding, doubt, error
+from toolkit.profile.rules.tables import NO_TREE_MASK
+from toolkit.profile.schema import Profile
+
+_ALGORITHM = "speculative.algorithm"
+
+
+def decoding_rules(profile: Profile) -> Iterator[Finding]:
+    """Trees, drafters, parallelism and attention backends."""
+    yield from _checkpoints(profile)
+    if profile.speculative.algorithm != "NONE":
+        yield from _block(profile)
+        yield from _speculative_parallelism(profile)
+    if profile.speculative.algorithm == "DDTREE":
+        yield from _tree(profile)
+        yield from _verify_backend(profile)
+
+
+def _block(profile: Profile) -> Iterator[Finding]:
+    spec, context = profile.speculative, profile.model.context_length
+    if profile.model.drafter is None:
+        yield error(f"{spec.algorithm} drafts with a DFlash drafter", "model.drafter", _ALGORITHM)
+    if context is not None and context <= spec.block_size:
+        yield error(
+            f"{context} leaves no room for a drafted block of {spec.block_size}",
+            "model.context_length",
+            "speculative.block_size",
+        )
+
+
+def _tree(profile: Profile) -> Iterator[Finding]:
+    spec = profile.speculative
+    chain = spec.block_size - 1
+    if spec.budget < chain:
+        yield error(
+            f"{spec.budget} is below block_size - 1 = {chain}: the greedy chain would not fit in the tree",
+            "speculative.budget",
+            "speculative.block_size",
+            _ALGORITHM,
+            hint=f"at least {chain}",
+        )
+    elif spec.budget > chain and (spec.expansion == "chain" or spec.topk_cap == 1):
+        why = "expansion is chain" if spec.expansion == "chain" else "topk_cap is 1"
+        yield doubt(
+            f"a chain has {chain} nodes ({why}); the other {spec.budget - chain} are padding",
+            "speculative.budget",
+            "speculative.block_size",
+            "speculative.topk_cap",
+            "speculative.expansion",
+        )
+    if spec.topk_cap > spec.budget:
+        yield doubt(
+            f"{spec.topk_cap} candidates a slot are more than the {spec.budget} nodes of the tree",
+            "speculative.topk_cap",
+            "speculative.budget",
+        )
+
+
+def _speculative_parallelism(profile: Profile) -> Iterator[Finding]:
+    name = profile.speculative.algorithm
+    if profile.parallelism.pp > 1:
+        yield error(f"{name} does not run with pipeline parallelism", "parallelism.pp", _ALGORITHM, hint="1")
+    if profile.parallelism.dp_attention:
+        yield error(
+            f"{name} does not run with data-parallel attention", "parallelism.dp_attention", _ALGORITHM
+        )
+
+
+def _verify_backend(profile: Profile) -> Iterator[Finding]:
+    backend, key = profile.engine.attention_backend, "engine.attention_backend"
+    if backend is not None and backend in NO_TREE_MASK:
+        yield error(
+            f"DDTREE cannot verify with {backend}: {NO_TREE_MASK[backend]}", key, _ALGORITHM, hint="triton"
+        )
+    if backend == "fa3" and profile.speculative.topk_cap == 1:
+        yield error(
+            "fa3 takes a tree mask only with more than one candidate a slot",
+            key,
+            "speculative.topk_cap",
+            _ALGORITHM,
+            hint="triton",
+        )
+
+
+def _checkpoints(profile: Profile) -> Iterator[Finding]:
+    target, drafter = profile.model.target, profile.model.drafter
+    for key, checkpoint in (("model.target", target), ("model.drafter", drafter)):
+        if checkpoint is None or checkpoint.source != "bundled":
+            continue
+        if profile.engine.kind != "embedded":
+            yield error(
+                "the bundled pair is for the embedded engine",
+                f"{key}.source",
+                "engine.kind",
+                hint="name the checkpoint's folder on the host",
+            )
+        if checkpoint.revision is not None:
+            yield error("the bundled pair has no revisions", f"{key}.revision", f"{key}.source")
+    if drafter is not None and (drafter.source == "bundled") != (target.source == "bundled"):
+        yield error(
+            "a drafter belongs to the target that it was trained on; the bundled two go together",
+            "model.drafter.source",
+            "model.target.source",
+        )
+    yield from _remote_code(profile)
+
+
+def _remote_code(profile: Profile) -> Iterator[Finding]:
+    key = "model.trust_remote_code"
+    if not profile.model.trust_remote_code:
+        return
+    if profile.engine.kind == "embedded":
+        yield error(
+            "the embedded engine runs no code of a checkpoint", key, "engine.kind", hint="take it out"
+        )
+    elif profile.model.target.revision is None:
+        yield error(
+            "code of a checkpoint runs only from a local folder with a pinned revision",
+            key,
+            "model.target.revision",
+            hint="set model.target.revision",
+        )

@@ -1,0 +1,102 @@
+"""Rules of engines, devices and how a model is spread over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from toolkit.profile.rules.arguments import option
+from toolkit.profile.rules.finding import Finding, doubt, error
+from toolkit.profile.schema import Profile
+
+
+def hardware_rules(profile: Profile) -> Iterator[Finding]:
+    """Engine against device, device against GPU keys, parallelism against the number of GPUs."""
+    yield from _device(profile)
+    yield from _embedded(profile) if profile.engine.kind == "embedded" else _sglang(profile)
+
+
+def _device(profile: Profile) -> Iterator[Finding]:
+    hardware = profile.hardware
+    if hardware.device == "cuda":
+        if hardware.count == 0:
+            yield error("cuda needs at least one GPU", "hardware.count", "hardware.device", hint="1")
+        return
+    set_keys = {
+        "count": hardware.count != 0,
+        "gpu": hardware.gpu is not None,
+        "memory_gib": hardware.memory_gib is not None,
+        "compute_capability": hardware.compute_capability is not None,
+        "interconnect": hardware.interconnect != "none",
+    }
+    for name, is_set in set_keys.items():
+        if is_set:
+            hint = "take it out, or set hardware.device to cuda"
+            yield error(
+                "is for GPUs, and the device is cpu", f"hardware.{name}", "hardware.device", hint=hint
+            )
+
+
+def _embedded(profile: Profile) -> Iterator[Finding]:
+    if profile.hardware.count > 1:
+        yield error(
+            f"the embedded engine uses one GPU at most, not {profile.hardware.count}",
+            "hardware.count",
+            "engine.kind",
+            hint="1, or engine.kind sglang",
+        )
+    for name in ("tp", "pp", "ep"):
+        if getattr(profile.parallelism, name) > 1:
+            yield error(
+                "the embedded engine does not spread a model over GPUs",
+                f"parallelism.{name}",
+                "engine.kind",
+                hint="1, or engine.kind sglang",
+            )
+    for name in ("version", "attention_backend"):
+        if getattr(profile.engine, name) is not None:
+            yield error("is for engine.kind sglang only", f"engine.{name}", "engine.kind", hint="take it out")
+
+
+def _sglang(profile: Profile) -> Iterator[Finding]:
+    engine, hardware = profile.engine, profile.hardware
+    if engine.version is None:
+        yield error("sglang needs a pinned version", "engine.version", "engine.kind", hint="0.5.17")
+    if engine.threads is not None:
+        yield error("is for the embedded engine only", "engine.threads", "engine.kind", hint="take it out")
+    if hardware.device != "cuda":
+        yield error("sglang needs GPUs", "hardware.device", "engine.kind", hint="cuda")
+        return
+    yield from _hopper_only(profile)
+    yield from _spread(profile)
+
+
+def _hopper_only(profile: Profile) -> Iterator[Finding]:
+    capability = profile.hardware.compute_capability
+    if (
+        profile.engine.attention_backend == "fa3"
+        and capability is not None
+        and not capability.startswith("9.")
+    ):
+        yield error(
+            f"fa3 runs on compute capability 9 (Hopper) only, not on {capability}",
+            "engine.attention_backend",
+            "hardware.compute_capability",
+            hint="triton",
+        )
+
+
+def _spread(profile: Profile) -> Iterator[Finding]:
+    spread = profile.parallelism
+    nodes = option(profile.engine.extra_args, "--nnodes")
+    gpus = profile.hardware.count * (int(nodes) if nodes is not None and nodes.isdecimal() else 1)
+    keys = ("parallelism.tp", "parallelism.pp", "hardware.count", "engine.extra_args")
+    if spread.tp * spread.pp > gpus:
+        yield error(f"tp x pp = {spread.tp} x {spread.pp} needs more than the {gpus} GPUs", *keys)
+    elif spread.tp * spread.pp < gpus:
+        yield doubt(f"tp x pp = {spread.tp} x {spread.pp} leaves GPUs of the {gpus} unused", *keys)
+    if spread.tp % spread.ep:
+        yield error(
+            f"ep = {spread.ep} does not divide tp = {spread.tp}: experts are spread over the same GPUs",
+            "parallelism.ep",
+            "parallelism.tp",
+        )
