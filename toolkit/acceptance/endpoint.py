@@ -1,0 +1,542 @@
+"""One served endpoint over HTTP: requests out, `Generation`s back, whichever server is behind it.
+
+Requests are sent with SGLang's native `/generate` where the server has it, else with the OpenAI
+`/v1/completions` (with vLLM's additions where it is vLLM). `detect` finds out which.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import httpx
+
+from toolkit.errors import ToolkitError
+
+Prompt = str | tuple[int, ...]
+Kind = Literal["embedded", "sglang", "vllm", "openai"]
+Way = Literal["whole", "completions", "native_stream", "openai_stream"]
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class EndpointError(ToolkitError):
+    """The server did not answer as asked.
+
+    Args:
+        message: what was asked and what came back.
+        status: HTTP status, or None where no answer came.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+
+    @property
+    def refused(self) -> bool:
+        """Whether the server understood and said no (4xx), and so goes on serving."""
+        return self.status is not None and 400 <= self.status < 500
+
+
+class TimeUpError(ToolkitError):
+    """The time limit of the whole acceptance is reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One generation request.
+
+    Attributes:
+        prompt: text, or token ids where the server takes them.
+        max_new_tokens: tokens to generate; the end-of-text token does not end it where the server can
+            be told so.
+        temperature: 0 is greedy.
+        seed: sampling seed.
+        tree: per-request tree limits (`budget`, `topk_cap`, `expansion`); None takes the server's own.
+        salt: cache salt; requests with different salts share no prefix K/V. None sends none.
+        logit_bias: added to the logits, by token id.
+    """
+
+    prompt: Prompt
+    max_new_tokens: int
+    temperature: float = 0.0
+    seed: int | None = None
+    tree: Mapping[str, Any] | None = None
+    salt: str | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What came back for one request.
+
+    Attributes:
+        text: generated text.
+        output_ids: generated tokens, or None where the server does not tell them.
+        prompt_ids: the prompt's tokens, where the server tells them.
+        prompt_tokens: tokens of the prompt, or None.
+        completion_tokens: generated tokens, or None.
+        cached_tokens: prompt tokens whose K/V came from a prefix cache, or None.
+        verify_steps: speculative verify steps, or None.
+        correct_drafts: steps by number of matched draft tokens (index 0: none matched), or None.
+        seconds: from sending to the last byte.
+        first_token_seconds: from sending to the first token; streamed requests only.
+    """
+
+    text: str
+    output_ids: tuple[int, ...] | None = None
+    prompt_ids: tuple[int, ...] | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    verify_steps: int | None = None
+    correct_drafts: tuple[int, ...] | None = None
+    seconds: float = 0.0
+    first_token_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What stands behind the URL.
+
+    Attributes:
+        kind: which server, as far as it tells.
+        version: the server's version, "" where it tells none.
+        model: name under which the model is served.
+        algorithm: speculative algorithm in capitals, "NONE" without one, None where unknown.
+        block_size: drafted slots, bonus token included.
+        budget: tree nodes without the root.
+        topk_cap: the server's cap on candidates of one slot.
+        dtype: "float32", "bfloat16", ..., None where unknown.
+    """
+
+    kind: Kind
+    version: str = ""
+    model: str = "default"
+    algorithm: str | None = None
+    block_size: int | None = None
+    budget: int | None = None
+    topk_cap: int | None = None
+    dtype: str | None = None
+
+
+class Endpoint:
+    """A served endpoint. Safe to use from several threads at once.
+
+    Args:
+        url: root URL, such as `http://127.0.0.1:30000`.
+        api_key: sent as a bearer token, shown nowhere.
+        admin_api_key: the same for `/flush_cache` and `/ddtree/self_check`; None takes `api_key`.
+        request_timeout: seconds that one request may take.
+        deadline: `time.monotonic` value after which `TimeUpError` is raised instead of a request.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        admin_api_key: str | None = None,
+        request_timeout: float = 60.0,
+        deadline: float | None = None,
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ToolkitError(f"{url!r} is no URL of a server", hint="write http://HOST:PORT")
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.identity = Identity("openai")
+        self._keys = {False: api_key, True: admin_api_key or api_key}
+        self._timeout = request_timeout
+        self._deadline = deadline
+        self._http = httpx.Client(
+            base_url=self.url,
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+            trust_env=parts.hostname not in _LOOPBACK,
+        )
+
+    def __enter__(self) -> Endpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the deadline; infinite without one."""
+        return float("inf") if self._deadline is None else self._deadline - time.monotonic()
+
+    # The native dialect is SGLang's; everything else is spoken to in OpenAI's.
+    @property
+    def native(self) -> bool:
+        """Whether the server has SGLang's `/generate`."""
+        return self.identity.kind in ("embedded", "sglang")
+
+    @property
+    def token_ids(self) -> bool:
+        """Whether token ids go in and come out."""
+        return self.native or self.identity.kind == "vllm"
+
+    @property
+    def salt_field(self) -> str | None:
+        """Name of the request field for a cache salt, None without one."""
+        return {"embedded": "extra_key", "sglang": "extra_key", "vllm": "cache_salt"}.get(self.identity.kind)
+
+    def _options(self, *, admin: bool = False) -> dict[str, Any]:
+        left = self.remaining
+        if left <= 0:
+            raise TimeUpError("the time limit is reached")
+        key = self._keys[admin]
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return {"headers": headers, "timeout": min(self._timeout, max(left, 0.05))}
+
+    def _fault(self, what: str, error: httpx.HTTPError) -> ToolkitError:
+        if self.remaining <= 0:
+            return TimeUpError("the time limit is reached")
+        reason = str(error) or type(error).__name__
+        return EndpointError(f"{self.url}: {what} was not answered: {reason}")
+
+    def _refusal(self, what: str, response: httpx.Response) -> EndpointError:
+        code = response.status_code
+        hint = "give the server's API key" if code in (401, 403) else None
+        body = response.text[:300].strip()
+        return EndpointError(f"{self.url}: {what} answered {code}: {body}", status=code, hint=hint)
+
+    def request(self, method: str, path: str, *, body: Any = None, admin: bool = False) -> httpx.Response:
+        """Send one request and give the answer back if its status is 2xx.
+
+        Raises:
+            EndpointError: no answer, or one with another status.
+            TimeUpError: the deadline is reached.
+        """
+        what = f"{method} {path}"
+        try:
+            response = self._http.request(method, path, json=body, **self._options(admin=admin))
+        except httpx.HTTPError as error:
+            raise self._fault(what, error) from None
+        if not response.is_success:
+            raise self._refusal(what, response)
+        return response
+
+    def _json(self, method: str, path: str, *, body: Any = None, admin: bool = False) -> Any:
+        response = self.request(method, path, body=body, admin=admin)
+        try:
+            return response.json()
+        except ValueError:
+            raise EndpointError(
+                f"{self.url}: {method} {path} answered no JSON: {response.text[:100]!r}",
+                status=response.status_code,
+            ) from None
+
+    def get_json(self, *paths: str) -> Any | None:
+        """The first of `paths` that the server has, as JSON; None if it has none of them.
+
+        Raises:
+            EndpointError: no answer at all, or a key is wanted (401, 403).
+        """
+        for path in paths:
+            try:
+                return self._json("GET", path)
+            except EndpointError as error:
+                if error.status is None or error.status in (401, 403):
+                    raise
+        return None
+
+    def detect(self) -> Identity:
+        """Find out what the server is; its identity decides how requests are written.
+
+        Raises:
+            EndpointError: nothing answers there, a key is wanted, or it is no such server.
+        """
+        models = self.get_json("/v1/models") or {}
+        cards = models.get("data") if isinstance(models, dict) else None
+        served: dict[str, Any] = cards[0] if cards and isinstance(cards[0], dict) else {}
+        info = self.get_json("/server_info", "/get_server_info")
+        version = self.get_json("/version") if info is None else None
+        name = str(served.get("id", "default"))
+        if isinstance(info, dict):
+            self.identity = _native_identity(info, name)
+        elif served.get("owned_by") == "vllm" or (isinstance(version, dict) and "version" in version):
+            self.identity = Identity("vllm", version=str((version or {}).get("version", "")), model=name)
+        elif served:
+            self.identity = Identity("openai", model=name)
+        else:
+            raise EndpointError(
+                f"{self.url}: has neither /server_info nor /v1/models: no inference server that is known",
+                status=404,
+            )
+        return self.identity
+
+    def tokenize(self, text: str) -> tuple[int, ...] | None:
+        """Token ids of a prompt as the server would read it; None where it does not tell."""
+        body = {"model": self.identity.model, "prompt": text, "add_special_tokens": True}
+        try:
+            answer = self._json("POST", "/tokenize", body=body)
+        except EndpointError as error:
+            if not error.refused:
+                raise
+            return None
+        tokens = answer.get("tokens") if isinstance(answer, dict) else None
+        if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
+            return None
+        return tuple(tokens)
+
+    def generate(self, ask: Ask, way: Way = "whole") -> Generation:
+        """Answer one request.
+
+        Args:
+            ask: the request.
+            way: "whole" takes the server's richest endpoint, "completions" `/v1/completions`; the streams
+                are put together from `/generate` and from `/v1/completions`.
+
+        Raises:
+            EndpointError: no answer, a refusal, an answer without what was asked for, or a stream that
+                breaks off.
+            TimeUpError: the deadline is reached.
+        """
+        native = way == "native_stream" or (way == "whole" and self.native)
+        path, body = (
+            ("/generate", _native_body(ask)) if native else ("/v1/completions", self._openai_body(ask))
+        )
+        if way in ("native_stream", "openai_stream"):
+            return self._stream(path, body, native=native)
+        start = time.monotonic()
+        answer = self._json("POST", path, body=body)
+        seconds = time.monotonic() - start
+        return replace(self._read(answer, native=native), seconds=seconds)
+
+    def _stream(self, path: str, body: dict[str, Any], *, native: bool) -> Generation:
+        body["stream"] = True
+        if not native:
+            body["stream_options"] = {"include_usage": True}
+        join = _NativePieces() if native else _OpenAIPieces()
+        start = time.monotonic()
+        first: float | None = None
+        for piece in self._events(path, body):
+            join.add(piece)
+            if first is None and join.started:
+                first = time.monotonic() - start
+        if not join.ended:
+            length = len(join.text)
+            raise EndpointError(f"{self.url}: the stream of POST {path} broke off after {length} characters")
+        whole = self._read(join.whole(), native=native)
+        return replace(whole, seconds=time.monotonic() - start, first_token_seconds=first)
+
+    def _events(self, path: str, body: dict[str, Any]) -> Iterator[Any]:
+        what = f"POST {path} (streamed)"
+        try:
+            with self._http.stream("POST", path, json=body, **self._options()) as response:
+                if not response.is_success:
+                    response.read()
+                    raise self._refusal(what, response)
+                for line in response.iter_lines():
+                    data = line.removeprefix("data:").strip()
+                    if data == "[DONE]":
+                        return
+                    if data and line.startswith("data:"):
+                        yield json.loads(data)
+        except httpx.HTTPError as error:
+            raise self._fault(what, error) from None
+        except ValueError:
+            raise EndpointError(f"{self.url}: {what} sent an event that is no JSON", status=200) from None
+
+    def _openai_body(self, ask: Ask) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": self.identity.model,
+            "prompt": ask.prompt if isinstance(ask.prompt, str) else list(ask.prompt),
+            "max_tokens": ask.max_new_tokens,
+            "temperature": ask.temperature,
+        }
+        if ask.seed is not None:
+            body["seed"] = ask.seed
+        if ask.logit_bias:
+            body["logit_bias"] = {str(token): bias for token, bias in ask.logit_bias.items()}
+        if self.identity.kind != "openai":
+            body["ignore_eos"] = True
+        if self.identity.kind in ("embedded", "vllm"):
+            body["return_token_ids"] = True
+        if ask.salt is not None and self.salt_field is not None:
+            body[self.salt_field] = ask.salt
+        return body
+
+    def _read(self, answer: Any, *, native: bool) -> Generation:
+        try:
+            return _read_native(answer) if native else _read_openai(answer)
+        except (KeyError, IndexError, TypeError, ValueError):
+            raise EndpointError(
+                f"{self.url}: the answer to a generation request lacks something: {str(answer)[:200]}",
+                status=200,
+            ) from None
+
+    def flush_cache(self) -> bool:
+        """Empty the prefix cache; False where the server cannot or may not."""
+        try:
+            self.request("POST", "/flush_cache", admin=True)
+        except EndpointError as error:
+            if not error.refused:
+                raise
+            return False
+        return True
+
+    def self_check(self) -> Any | None:
+        """The engine's own report on itself as JSON; None where the server has none.
+
+        Raises:
+            EndpointError: no answer, or an answer other than 404.
+        """
+        try:
+            return self._json("POST", "/ddtree/self_check", admin=True)
+        except EndpointError as error:
+            if error.status not in (404, 405):
+                raise
+            return None
+
+    def metrics_text(self) -> str | None:
+        """Prometheus text of `/metrics`; None where the server has none."""
+        try:
+            return self.request("GET", "/metrics/" if self.identity.kind == "vllm" else "/metrics").text
+        except EndpointError as error:
+            if not error.refused and error.status not in (301, 302, 307, 308):
+                raise
+            return None
+
+
+class _NativePieces:
+    """Puts a `/generate` stream together: pieces are cumulative, or deltas with incremental output."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.ids: list[int] = []
+        self.meta: dict[str, Any] = {}
+
+    def add(self, piece: Any) -> None:
+        if not isinstance(piece, dict) or "error" in piece:
+            raise EndpointError(f"the stream carried an error: {str(piece)[:200]}", status=500)
+        ids = list(piece.get("output_ids") or [])
+        self.meta = piece.get("meta_info") or {}
+        done = self.meta.get("completion_tokens")
+        if done is None or len(ids) == done:
+            self.text, self.ids = str(piece.get("text", "")), ids
+        else:
+            self.text += str(piece.get("text", ""))
+            self.ids += ids
+
+    @property
+    def started(self) -> bool:
+        return bool(self.ids or self.text)
+
+    @property
+    def ended(self) -> bool:
+        return self.meta.get("finish_reason") is not None
+
+    def whole(self) -> dict[str, Any]:
+        return {"text": self.text, "output_ids": self.ids or None, "meta_info": self.meta}
+
+
+class _OpenAIPieces:
+    """Puts a `/v1/completions` stream together: pieces are deltas, usage comes last."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.ids: list[int] = []
+        self.usage: dict[str, Any] = {}
+        self.finish: Any = None
+
+    def add(self, piece: Any) -> None:
+        if not isinstance(piece, dict) or "error" in piece:
+            raise EndpointError(f"the stream carried an error: {str(piece)[:200]}", status=500)
+        for choice in piece.get("choices") or []:
+            self.text += choice.get("text") or ""
+            self.ids += choice.get("token_ids") or []
+            self.finish = choice.get("finish_reason") or self.finish
+        self.usage = piece.get("usage") or self.usage
+
+    @property
+    def started(self) -> bool:
+        return bool(self.ids or self.text)
+
+    @property
+    def ended(self) -> bool:
+        return self.finish is not None
+
+    def whole(self) -> dict[str, Any]:
+        choice = {"text": self.text, "token_ids": self.ids or None, "finish_reason": self.finish}
+        return {"choices": [choice], "usage": self.usage}
+
+
+def _native_identity(info: Mapping[str, Any], name: str) -> Identity:
+    algorithm = info.get("speculative_algorithm")
+    dtype = info.get("dtype")
+    return Identity(
+        kind="embedded" if info.get("engine") == "ddtoolkit" else "sglang",
+        version=str(info.get("version", "")),
+        model=str(info.get("served_model_name") or name),
+        algorithm=str(algorithm).upper() if algorithm else "NONE",
+        block_size=_whole(info.get("speculative_dflash_block_size")),
+        budget=_whole(info.get("speculative_ddtree_budget")),
+        topk_cap=_whole(info.get("speculative_ddtree_topk_cap")),
+        dtype=None if dtype in (None, "auto") else str(dtype),
+    )
+
+
+def _native_body(ask: Ask) -> dict[str, Any]:
+    sampling: dict[str, Any] = {
+        "max_new_tokens": ask.max_new_tokens,
+        "temperature": ask.temperature,
+        "ignore_eos": True,
+    }
+    if ask.seed is not None:
+        sampling["sampling_seed"] = ask.seed
+    if ask.tree is not None:
+        sampling["custom_params"] = {"ddtree": dict(ask.tree)}
+    if ask.logit_bias:
+        sampling["logit_bias"] = {str(token): bias for token, bias in ask.logit_bias.items()}
+    body: dict[str, Any] = {"sampling_params": sampling}
+    if isinstance(ask.prompt, str):
+        body["text"] = ask.prompt
+    else:
+        body["input_ids"] = list(ask.prompt)
+    if ask.salt is not None:
+        body["extra_key"] = ask.salt
+    return body
+
+
+def _read_native(answer: Any) -> Generation:
+    meta = answer["meta_info"]
+    histogram = meta.get("spec_correct_drafts_histogram")
+    return Generation(
+        text=str(answer.get("text") or ""),
+        output_ids=_ids(answer.get("output_ids")),
+        prompt_tokens=_whole(meta.get("prompt_tokens")),
+        completion_tokens=_whole(meta.get("completion_tokens")),
+        cached_tokens=_whole(meta.get("cached_tokens")),
+        verify_steps=_whole(meta.get("spec_verify_ct")),
+        correct_drafts=tuple(int(count) for count in histogram) if histogram else None,
+    )
+
+
+def _read_openai(answer: Any) -> Generation:
+    choice = answer["choices"][0]
+    usage = answer.get("usage") or {}
+    return Generation(
+        text=str(choice.get("text") or ""),
+        output_ids=_ids(choice.get("token_ids")),
+        prompt_ids=_ids(choice.get("prompt_token_ids")),
+        prompt_tokens=_whole(usage.get("prompt_tokens")),
+        completion_tokens=_whole(usage.get("completion_tokens")),
+        cached_tokens=_whole((usage.get("prompt_tokens_details") or {}).get("cached_tokens")),
+    )
+
+
+def _ids(value: Any) -> tuple[int, ...] | None:
+    return None if value is None else tuple(int(token) for token in value)
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

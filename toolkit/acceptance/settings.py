@@ -1,0 +1,131 @@
+"""What an acceptance run is to do: settings as a JSON file, or from a profile."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from toolkit.errors import ConfigError, Problem
+from toolkit.profile.schema import Profile, SecretRef
+
+
+class Settings(BaseModel):
+    """Settings of one acceptance run. Secrets are references, never values.
+
+    `required` names checks that must end as passed; any check that ends as failed refuses anyway.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    url: str = Field(min_length=1)
+    level: Literal["quick", "full"] = "quick"
+    mode: Literal["acceptance", "experiment"] = "acceptance"
+    api_key: SecretRef | None = None
+    admin_api_key: SecretRef | None = None
+    algorithm: Literal["NONE", "DFLASH", "DDTREE"] | None = None
+    block_size: int | None = Field(None, ge=2)
+    budget: int | None = Field(None, ge=1)
+    topk_cap: int | None = Field(None, ge=1)
+    dtype: Literal["float32", "bfloat16"] | None = None
+    fp8_kv_cache: bool = False
+    top_logit: float | None = Field(
+        None, gt=0, description="size of the plain model's top logit, where known"
+    )
+    min_acceptance_length: float | None = Field(None, ge=1)
+    min_tokens_per_second: float | None = Field(None, gt=0)
+    tolerance: float = Field(0.1, ge=0, lt=1)
+    base_report: str | None = None
+    requests: int = Field(160, ge=151, le=100_000)
+    concurrency: int = Field(16, ge=1, le=1024)
+    time_limit: float = Field(120.0, gt=0)
+    request_timeout: float = Field(30.0, gt=0)
+    prompts: str | None = None
+    max_new_tokens: int = Field(
+        65, ge=65, le=4096, description="tokens of a compared output: 64 judged positions"
+    )
+    load_tokens: int = Field(32, ge=2, le=4096, description="tokens of each request under load")
+    required: tuple[str, ...] = ()
+
+
+def load_settings(path: Path) -> Settings:
+    """Read settings from a JSON file.
+
+    Raises:
+        ConfigError: the file cannot be read or is no such JSON; every bad key is named.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError([Problem(f"cannot be read: {error.strerror}", source=str(path))]) from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError([Problem(f"is not JSON: {error}", source=str(path))]) from None
+    return settings_from_data(data, source=str(path))
+
+
+def settings_from_data(data: Any, *, source: str = "") -> Settings:
+    """Check settings that are already parsed.
+
+    Raises:
+        ConfigError: every key that is wrong, with what is allowed.
+    """
+    try:
+        return Settings.model_validate(data)
+    except ValidationError as error:
+        problems = [
+            Problem(item["msg"], key=".".join(map(str, item["loc"])), source=source)
+            for item in error.errors(include_url=False, include_input=False)
+        ]
+        raise ConfigError(problems) from None
+
+
+def settings_for(
+    profile: Profile,
+    url: str | None = None,
+    *,
+    base_report: Path | None = None,
+    mode: Literal["acceptance", "experiment"] = "acceptance",
+    level: Literal["quick", "full"] | None = None,
+) -> Settings:
+    """Settings for a release of `profile`.
+
+    Args:
+        profile: the release's resolved profile.
+        url: where it serves; None takes the profile's bind address and port.
+        base_report: report of the base release, which the new one must not fall behind.
+        mode: "experiment" gates on correctness only.
+        level: None takes the profile's.
+    """
+    accept, tree = profile.acceptance, profile.speculative
+    speculative = tree.algorithm != "NONE"
+    required = ["real_tokens", "many_requests"]
+    if speculative and mode == "acceptance":
+        required += ["lossless", "lossless_control"]
+    return Settings(
+        url=url or _url(profile.service.bind, profile.service.port),
+        level=level or accept.level,
+        mode=mode,
+        api_key=profile.service.api_key,
+        admin_api_key=profile.service.admin_api_key,
+        algorithm=tree.algorithm,
+        block_size=tree.block_size if speculative else None,
+        budget=tree.budget if tree.algorithm == "DDTREE" else None,
+        topk_cap=tree.topk_cap if tree.algorithm == "DDTREE" else None,
+        dtype=profile.engine.dtype,
+        min_acceptance_length=accept.min_acceptance_length if speculative else None,
+        min_tokens_per_second=accept.min_tokens_per_second,
+        tolerance=accept.tolerance,
+        base_report=None if base_report is None else str(base_report),
+        requests=accept.requests,
+        concurrency=accept.concurrency,
+        time_limit=accept.time_limit,
+        prompts=accept.prompts,
+        required=tuple(required),
+    )
+
+
+def _url(bind: str, port: int) -> str:
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bind, bind)  # noqa: S104 - reached over loopback
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
