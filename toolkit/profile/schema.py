@@ -19,7 +19,7 @@ SCHEMA_VERSION = 1
 
 _MONTH = 30 * 86400.0
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-_CONTROL_IN_PARAGRAPH = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_CONTROL_IN_PARAGRAPH = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def _printable(value: str, forbidden: re.Pattern[str]) -> str:

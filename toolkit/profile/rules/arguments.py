@@ -66,7 +66,7 @@ def _graph(profile: Profile) -> Iterator[Finding]:
     running = profile.service.max_running_requests
     if given is not None and given.isdecimal() and int(given) < running:
         yield doubt(
-            f"--cuda-graph-max-bs {given} is below max_running_requests = {running}: larger batches use no graph",
+            f"--cuda-graph-max-bs {given} is below max_running_requests = {running}: the rest use no graph",
             "engine.extra_args",
             "service.max_running_requests",
         )
