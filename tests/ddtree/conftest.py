@@ -1,0 +1,129 @@
+"""Small checkpoints for the engine's tests, written in the layouts that real ones have."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from toolkit.ddtree.models.config import read_drafter_config, read_target_config
+from toolkit.ddtree.models.loading import drafter_shapes, target_shapes
+
+torch.set_num_threads(1)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Directories of a target and its drafter."""
+
+    target: Path
+    drafter: Path
+
+
+def write_pair(
+    root: Path, *, vocab: int, tokenizer: bool, tied: bool = True, seed: int = 0, **changes
+) -> Pair:
+    """Write a random target (4 layers) and drafter (block 8); `changes` go into both configs."""
+    shape = {
+        "vocab_size": vocab,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "max_position_embeddings": 512,
+        "rope_theta": 10000.0,
+        "eos_token_id": 0,
+        **changes,
+    }
+    target, drafter = root / "target", root / "drafter"
+    for directory in (target, drafter):
+        directory.mkdir(parents=True)
+    write_json(
+        target / "config.json",
+        {
+            **shape,
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
+            "num_hidden_layers": 4,
+            "tie_word_embeddings": tied,
+        },
+    )
+    write_json(
+        drafter / "config.json",
+        {
+            **shape,
+            "architectures": ["DFlashDraftModel"],
+            "model_type": "qwen3",
+            "num_hidden_layers": 1,
+            "num_target_layers": 4,
+            "block_size": 8,
+            "dflash_config": {"target_layer_ids": [0, 1, 2], "mask_token_id": 1},
+        },
+    )
+    generator = torch.Generator().manual_seed(seed)
+    save_file(
+        random_tensors(target_shapes(read_target_config(target)), generator), target / "model.safetensors"
+    )
+    save_file(
+        random_tensors(drafter_shapes(read_drafter_config(drafter)), generator), drafter / "model.safetensors"
+    )
+    if tokenizer:
+        write_tokenizer(target / "tokenizer.json")
+    return Pair(target, drafter)
+
+
+def random_tensors(shapes: dict[str, tuple[int, ...]], generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """Weights large enough that logits are far from equal; norms near one."""
+    return {
+        name: torch.rand(shape, generator=generator) + 0.5
+        if len(shape) == 1
+        else torch.randn(shape, generator=generator) * 2 / shape[-1] ** 0.5
+        for name, shape in shapes.items()
+    }
+
+
+def write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value))
+
+
+def write_tokenizer(path: Path) -> None:
+    """Byte-level tokenizer: <|eos|> 0, <|mask|> 1, the 256 bytes, and a few longer tokens."""
+    vocabulary = {"<|eos|>": 0, "<|mask|>": 1}
+    for letter in sorted(pre_tokenizers.ByteLevel.alphabet()):
+        vocabulary[letter] = len(vocabulary)
+    merges = [
+        ("i", "n"),
+        ("Ġ", "t"),
+        ("e", "r"),
+        ("d", "e"),
+        ("de", "f"),
+        ("s", "e"),
+        ("se", "l"),
+        ("sel", "f"),
+    ]
+    for left, right in merges:
+        vocabulary[left + right] = len(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|eos|>", "<|mask|>"])
+    tokenizer.save(str(path))
+
+
+@pytest.fixture(scope="session")
+def tiny_pair(tmp_path_factory) -> Pair:
+    """A random pair with a byte-level tokenizer; its drafts are hardly ever accepted."""
+    return write_pair(tmp_path_factory.mktemp("tiny"), vocab=272, tokenizer=True)
+
+
+@pytest.fixture(scope="session")
+def lucky_pair(tmp_path_factory) -> Pair:
+    """A random pair of so few tokens that wide trees often hold the target's path; untied head."""
+    return write_pair(tmp_path_factory.mktemp("lucky"), vocab=16, tokenizer=False, tied=False, seed=1)

@@ -1,0 +1,1 @@
+"""Model code of the embedded engine: checkpoint configs, loading, the Qwen3 target and the DFlash drafter."""
