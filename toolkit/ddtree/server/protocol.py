@@ -277,12 +277,13 @@ def _validate(model: type[Body], body: dict[str, Any]) -> Body:
         return model.model_validate(body)
     except ValidationError as error:
         problems = [_describe(model, item) for item in error.errors(include_url=False, include_input=False)]
-    paths = list(dict.fromkeys(path for path, _ in problems))
-    shown = list(dict.fromkeys(text for _, text in problems))
+    # Of a union's alternatives, the one that got furthest is the one that was meant.
+    paths = {path for path, _ in problems}
+    deepest = [item for item in problems if not any(path.startswith(f"{item[0]}.") for path in paths)]
+    shown = list(dict.fromkeys(text for _, text in deepest))
     more = f" (and {len(shown) - _MAX_ERRORS_SHOWN} more)" if len(shown) > _MAX_ERRORS_SHOWN else ""
-    raise ApiError(
-        400, "; ".join(shown[:_MAX_ERRORS_SHOWN]) + more + ".", param=paths[0], code="invalid_value"
-    )
+    message = "; ".join(shown[:_MAX_ERRORS_SHOWN]) + more + "."
+    raise ApiError(400, message, param=deepest[0][0], code="invalid_value")
 
 
 # pydantic adds the tried alternative of a union to the path; a client knows only its own keys.
@@ -294,11 +295,12 @@ def _describe(model: type[BaseModel], item: Any) -> tuple[str, str]:
     path = ".".join(str(part) for part in location) or "body"
     if item["type"] == "extra_forbidden":
         near = difflib.get_close_matches(str(location[-1]), _known_fields(model), n=1)
-        hint = f", did you mean `{near[0]}`?" if near else ""
+        hint = f" (did you mean `{near[0]}`?)" if near else ""
         return path, f"`{path}` is not a known field{hint}"
     if item["type"] == "missing":
         return path, f"`{path}` is required"
-    message = item["msg"][0].lower() + item["msg"][1:]
+    message = item["msg"].partition(" or instance of")[0].replace("dictionary", "object")
+    message = message[0].lower() + message[1:]
     return path, f"`{path}`: {message}"
 
 

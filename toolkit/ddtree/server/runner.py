@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
+_FAILED = "The engine failed while decoding this request; see the server's log."
 _MAX_FAILED_STEPS = 3  # in a row, before the engine counts as dead
 
 
@@ -252,6 +253,8 @@ class EngineRunner:
                 continue  # aborted while the round ran
             self._observer.on_output(generation, output, now)
             generation.take(output, now)
+            if output.finish is FinishReason.ABORT:  # not asked for here: the engine gave it up
+                generation.error = ApiError(500, _FAILED)
             self._tell(generation, now)
 
     def _fail(self, rids: Sequence[str], error: ApiError) -> None:
@@ -340,8 +343,7 @@ class EngineRunner:
         for rid in failed:
             self._abort(rid)
         self.engine.flush_cache()
-        error = ApiError(500, "The engine failed while decoding this request; see the server's log.")
-        self._loop.call_soon_threadsafe(self._fail, failed, error)
+        self._loop.call_soon_threadsafe(self._fail, failed, ApiError(500, _FAILED))
 
 
 def _settle(future: asyncio.Future[Result], settle: Callable[[], None]) -> None:

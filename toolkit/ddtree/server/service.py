@@ -44,7 +44,7 @@ class Service:
         self.limits = args.engine.limits if args.engine.algorithm is Algorithm.DDTREE else None
         self.model = ModelLimits(
             context_length=engine.context_length,
-            vocab_size=engine.vocab_size,
+            vocab_size=engine.model_info["vocab_size"],
             tree=self.limits,
             encode=engine.encode,
         )
