@@ -64,6 +64,6 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def distinct_bigrams(outputs: Sequence[Sequence[int]]) -> float | None:
-    """Share of token bigrams that are different ones; low in text that repeats itself and flatters acceptance."""
+    """Share of token bigrams that are different; text that repeats itself flatters acceptance."""
     bigrams = [pair for ids in outputs for pair in itertools.pairwise(ids)]
     return len(set(bigrams)) / len(bigrams) if bigrams else None

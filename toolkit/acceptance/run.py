@@ -90,7 +90,7 @@ def _endpoint(settings: Settings, clock: float) -> Endpoint:
         if reference is not None:
             from toolkit.profile.secrets import resolve_secret
 
-            keys[name] = resolve_secret(reference)
+            keys[name] = resolve_secret(reference).reveal()
     try:
         return Endpoint(
             settings.url,

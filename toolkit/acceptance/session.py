@@ -85,9 +85,17 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The server's counters at a moment at which nothing of ours ran, and what we had sent by then."""
+    """The server's counters at a moment at which nothing of ours ran.
+
+    Attributes:
+        sent: what we had sent by then.
+        untold: figures that some answer since the checkpoint before did not tell.
+        counted: the server's counters.
+        busy: requests that the server says were running or waiting.
+    """
 
     sent: dict[str, float]
+    untold: frozenset[str]
     counted: dict[str, float]
     busy: float
 
@@ -257,11 +265,6 @@ class Session:
                 self._untold.add(name)
             self._sent[name] += value or 0
 
-    @property
-    def sent(self) -> dict[str, float]:
-        """What was sent so far, as far as the answers tell."""
-        return {name: value for name, value in self._sent.items() if name not in self._untold}
-
     def checkpoint(self) -> Checkpoint | None:
         """Read the server's counters once they have caught up with what was sent (waits 1.5 s at most)."""
         if not self._has_metrics:
@@ -278,8 +281,9 @@ class Session:
             if start is None or self._caught_up(start, counted) or time.monotonic() > give_up:
                 break
             time.sleep(_POLL)
-        checkpoint = Checkpoint(dict(self._sent), counted, sum(gauges.values()))
+        checkpoint = Checkpoint(dict(self._sent), frozenset(self._untold), counted, sum(gauges.values()))
         self.checkpoints.append(checkpoint)
+        self._untold.clear()
         return checkpoint
 
     def _caught_up(self, start: Checkpoint, counted: dict[str, float]) -> bool:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from toolkit.acceptance.report import Report
+from toolkit.acceptance.result import CheckResult
 
 _STYLES = {"passed": "green", "failed": "bold red", "inconclusive": "yellow", "not_judged": "yellow"}
 
@@ -23,15 +24,13 @@ def print_report(report: Report, file: TextIO | None = None) -> None:
     name = f"{server.get('kind')} {server.get('version')}, {server.get('model')}"
     console.print(Text(f"Acceptance of {server.get('url')} ({name})"))
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("check", "result", "found", "expected", "s"):
+    for column in ("check", "result", "found", "s"):
         table.add_column(column, justify="right" if column == "s" else "left", overflow="fold")
     for check in report.checks:
-        found = check.detail if check.status != "passed" and check.detail else _found(check.measured)
         table.add_row(
             Text(check.name.replace("_", " ")),
             Text(check.status.replace("_", " "), style=_STYLES.get(check.status, "dim")),
-            Text(found),
-            Text(check.expected),
+            Text(_found(check)),
             f"{check.seconds:.1f}",
         )
     console.print(table)
@@ -44,20 +43,26 @@ def print_report(report: Report, file: TextIO | None = None) -> None:
         console.print(Text(f"  {reason}"))
 
 
-def _found(measured: Any) -> str:
+def _found(check: CheckResult) -> str:
+    """One line: figures where all is well, else what is wrong and what was expected."""
+    parts = [check.detail] if check.detail else []
+    if check.status == "passed" or not check.detail:
+        parts.insert(0, _in_words(check.measured))
+    if check.status == "failed" and check.expected:
+        parts.append(f"expected: {check.expected}")
+    return "; ".join(part for part in parts if part)
+
+
+def _in_words(measured: Any) -> str:
     if not isinstance(measured, dict):
         return "" if measured is None else str(measured)
-    parts = []
-    for name, value in measured.items():
-        shown = (
-            f"({_found(value)})"
-            if isinstance(value, dict)
-            else f"{value:g}"
-            if isinstance(value, float)
-            else value
-        )
-        parts.append(f"{name.replace('_', ' ')} {shown}")
-    return ", ".join(parts)
+    return ", ".join(f"{name.replace('_', ' ')} {_value(value)}" for name, value in measured.items())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"({_in_words(value)})"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _figures(report: Report) -> list[str]:

@@ -51,15 +51,11 @@ def metrics_agree(session: Session) -> CheckResult:
         return result("not_checked", detail="the server has no /metrics with counters that are known")
     time.sleep(_IDLE)
     session.checkpoint()
-    first, last = session.checkpoints[0], session.checkpoints[-1]
-    sent, told = last.sent, session.sent
+    totals = {name: _total(session.checkpoints, name) for name in session.checkpoints[-1].counted}
     figures = {
-        name: {
-            "sent": sent[name] - first.sent[name],
-            "counted": last.counted[name] - first.counted.get(name, 0),
-        }
-        for name in last.counted
-        if name in told
+        name: {"sent": total.sent, "counted": total.counted}
+        for name, total in totals.items()
+        if total is not None
     }
     wrong = {name for name, pair in figures.items() if pair["sent"] != pair["counted"]}
     if not wrong:
@@ -77,9 +73,18 @@ def metrics_agree(session: Session) -> CheckResult:
     )
 
 
+def _total(points: list[Checkpoint], name: str) -> Excess | None:
+    """Sums over all stretches in which every answer told the figure; None if there is none."""
+    told = _stretches(points, name)
+    if not any(stretch.sent for stretch in told):
+        return None
+    return Excess(sum(s.sent for s in told), sum(s.counted for s in told))
+
+
 def _stretches(points: list[Checkpoint], name: str) -> list[Excess]:
+    """Between each checkpoint and the next: what was sent and counted, where every answer told the figure."""
     return [
         Excess(b.sent[name] - a.sent[name], b.counted[name] - a.counted.get(name, 0.0))
         for a, b in pairwise(points)
-        if name in b.counted
+        if name in b.counted and name in b.sent and name not in b.untold
     ]
