@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from toolkit.errors import Problem
-from toolkit.profile.nodes import Node, Place, SyntaxProblem, compose
+from toolkit.profile.nodes import KeyPath, Node, Place, SyntaxProblem, compose, format_path
 from toolkit.profile.reading import unknown_key
-from toolkit.profile.shape import KeyPath, Shape, format_path, profile_shape
+from toolkit.profile.shape import Shape, profile_shape
 
 SET = Place("--set")
 

@@ -17,10 +17,9 @@ from typing import Any
 from toolkit.errors import ConfigError, Problem
 from toolkit.profile.assignments import apply_sets, merge, node_of
 from toolkit.profile.lookup import find_profile, profile_files
-from toolkit.profile.nodes import MAX_BYTES, Node, Place, SyntaxProblem, compose, decode
+from toolkit.profile.nodes import MAX_BYTES, KeyPath, Node, Place, SyntaxProblem, compose, decode, format_path
 from toolkit.profile.reading import Reading, read, validate
 from toolkit.profile.schema import Profile
-from toolkit.profile.shape import KeyPath, format_path
 
 STORED = "the stored profile"
 

@@ -20,7 +20,11 @@ MAX_NODES = 10_000
 
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _EXPLANATIONS = (
-    ("mapping values are not allowed", "a second ': ' on a line, or a wrong indentation", "quote the value"),
+    (
+        "mapping values are not allowed",
+        "a ': ' where no key can stand",
+        "quote the value, correct the indentation, or put a ': ' after the key above",
+    ),
     ("could not find expected ':'", "a key without ': ' after it", "write `key: value`"),
     ("expected <block end>", "an indentation or a line that does not fit the lines above it", None),
     ("expected ',' or", "a list or map in brackets is not closed", "close it with ] or }"),
@@ -29,6 +33,9 @@ _EXPLANATIONS = (
     ("expected a single document", "a second document", "keep one profile in a file"),
     ("unknown escape character", "an escape that YAML does not know", "use single quotes, or double the \\"),
 )
+
+
+KeyPath = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,12 @@ class Node:
     key_place: Place | None = None
     size: int = 1
     height: int = 0
+
+
+def format_path(path: KeyPath) -> str:
+    """`service.environment.FOO` or `engine.extra_args[0]`."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return text.removeprefix(".")
 
 
 class SyntaxProblem(Exception):  # noqa: N818 - a stop on the way to a ConfigError
@@ -134,9 +147,7 @@ class _Builder:
     def _refuse_tag(self, tag: str | None, place: Place) -> None:
         if tag is not None:
             name = tag.replace("tag:yaml.org,2002:", "!!")
-            self.problems.append(
-                place.problem(f"the tag {name} is not allowed: types follow the schema", hint="take it out")
-            )
+            self._report(place, f"the tag {name} is not allowed: types follow the schema", hint="take it out")
 
     def _open(self, event: yaml.MappingStartEvent | yaml.SequenceStartEvent, place: Place) -> None:
         if len(self._frames) >= MAX_DEPTH:
@@ -149,7 +160,7 @@ class _Builder:
         node = self._anchors.get(anchor)
         if node is None:
             reason = "stands inside what it names" if anchor in self._anchors else "names no anchor above it"
-            self.problems.append(place.problem(f"the alias *{anchor} {reason}"))
+            self._report(place, f"the alias *{anchor} {reason}")
             return Node(None, place)
         self._size += node.size - 1
         if len(self._frames) + node.height > MAX_DEPTH:
@@ -176,19 +187,32 @@ class _Builder:
         if frame.key is None:
             frame.key = replace(node, place=place)
             return
-        key, frame.key = frame.key, None
+        key = frame.key
         if not isinstance(key.value, str):
-            self.problems.append(key.place.problem("a key must be text, not a list or a map"))
+            self._report(key.place, "a key must be text, not a list or a map")
         elif key.value == "<<" and key.plain:
-            self.problems.append(
-                key.place.problem("merge keys are not supported", key="<<", hint="write the keys out")
-            )
+            self._report(key.place, "merge keys are not supported", hint="write the keys out")
         elif key.value in frame.entries:
             first = frame.entries[key.value].key_place
-            where = f" (first on line {first.line})" if first else ""
-            self.problems.append(key.place.problem(f"the key is written twice{where}", key=key.value))
+            self._report(
+                key.place, f"the key is written twice (first on line {first.line if first else '?'})"
+            )
         else:
             frame.entries[key.value] = replace(node, key_place=key.place)
+        frame.key = None
+
+    def _report(self, place: Place, message: str, *, hint: str | None = None) -> None:
+        self.problems.append(place.problem(message, key=format_path(self._path()), hint=hint))
+
+    def _path(self) -> KeyPath:
+        """The key path of what is read now."""
+        path: list[str | int] = []
+        for frame in self._frames:
+            if not frame.is_map:
+                path.append(len(frame.items))
+            elif frame.key is not None and isinstance(frame.key.value, str):
+                path.append(frame.key.value)
+        return tuple(path)
 
 
 def decode(raw: bytes, source: str) -> str:
@@ -251,12 +275,10 @@ def _end_of(text: str, source: str) -> Place:
 
 
 def _explain(error: yaml.MarkedYAMLError, text: str, source: str) -> Problem:
-    at_start = (
-        error.problem is not None and "end of stream" in error.problem and error.context_mark is not None
-    )
-    mark = error.context_mark if at_start else error.problem_mark
+    problem = error.problem or "no structure that YAML knows"
+    unfinished = "end of stream" in problem or "<stream end>" in problem
+    mark = error.context_mark if unfinished and error.context_mark is not None else error.problem_mark
     place = _place(source, mark)
-    problem = error.problem or "is no YAML"
     character = _character(text, mark)
     if character == "\t":
         return place.problem("is no YAML: a tab where only spaces may stand", hint="indent with spaces")

@@ -18,9 +18,9 @@ from pydantic_core import ErrorDetails
 
 from toolkit.errors import Problem
 from toolkit.profile import rules
-from toolkit.profile.nodes import Node, Place
+from toolkit.profile.nodes import KeyPath, Node, Place, format_path
 from toolkit.profile.schema import SCHEMA_VERSION, Profile
-from toolkit.profile.shape import KeyPath, Shape, format_path, nearest_choice, nearest_key, profile_shape
+from toolkit.profile.shape import Shape, nearest_choice, nearest_key, profile_shape
 
 _NULL = re.compile(r"null|Null|NULL|~|")
 _TRUE_FALSE = re.compile(r"true|True|TRUE|false|False|FALSE")
@@ -31,11 +31,12 @@ _LOOKALIKES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"[-+]?0[0-7_]+|0o[0-7]+"), "an octal form: write it without the leading 0"),
     (re.compile(r"[-+]?0[0-9]+"), "write it without the leading 0"),
     (re.compile(r"[-+]?0x[0-9a-fA-F_]+"), "write it as a decimal number"),
-    (re.compile(r"[-+]?[0-9][0-9_,]*(\.[0-9_]+)?"), "write it with digits only"),
+    (re.compile(r"[-+]?[0-9]+[_,][0-9_,]*(\.[0-9_]*)?"), "write it with digits only"),
     (re.compile(r"[-+]?[0-9]+(:[0-5]?[0-9])+(\.[0-9]*)?"), "a base-60 form: write it as a decimal number"),
     (re.compile(r"[-+]?[0-9.]+[eE][-+]?[0-9]+"), "write it without an exponent"),
     (re.compile(r"[-+]?\.(inf|nan)", re.IGNORECASE), "write a finite number"),
 )
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _SHOWN = 40
 
 
@@ -114,9 +115,10 @@ def _read(reading: Reading, node: Node, shape: Shape, path: KeyPath) -> Any:
         if shape.kind != "list" or shape.item is None:
             return []
         return [_read(reading, item, shape.item, (*path, index)) for index, item in enumerate(node.value)]
-    if not node.plain or not isinstance(node.value, str):
+    if not isinstance(node.value, str):
         return node.value
-    return _read_plain(reading, node.value, shape, path)
+    text = _unicode(reading, node.value, node.place, path)
+    return _read_plain(reading, text, shape, path) if node.plain else text
 
 
 def _read_map(reading: Reading, node: Node, shape: Shape, path: KeyPath) -> dict[str, Any]:
@@ -128,8 +130,19 @@ def _read_map(reading: Reading, node: Node, shape: Shape, path: KeyPath) -> dict
         if below is None:
             _unknown_key(reading, (*path, key), shape, child.key_place or child.place)
         else:
-            data[key] = _read(reading, child, below, (*path, key))
+            name = _unicode(reading, key, child.key_place or child.place, path)
+            data[name] = _read(reading, child, below, (*path, name))
     return data
+
+
+def _unicode(reading: Reading, text: str, place: Place, path: KeyPath) -> str:
+    """`text`, or a problem where it holds halves of surrogate pairs, which are no characters."""
+    match = _SURROGATE.search(text)
+    if match is None:
+        return text
+    message = f"holds U+{ord(match[0]):04X}, which is no character, at character {match.start() + 1}"
+    reading.problems.append(place.problem(message, key=format_path(path), hint="write it as UTF-8"))
+    return _SURROGATE.sub("?", text)
 
 
 def _read_plain(reading: Reading, text: str, shape: Shape, path: KeyPath) -> Any:
@@ -215,6 +228,8 @@ def _translate(error: ErrorDetails, reading: Reading) -> Problem:
         near = nearest_choice(node.value, shape.choices)
         hint = f"did you mean {near}?" if near else None
     hint = hint or _quotes(node, shape)
+    if not written:
+        return place.problem(f"is empty; it must be {shape.allowed()}", key=key, hint=hint)
     return place.problem(f"must be {_limit(error, shape)}, not {written}", key=key, hint=hint)
 
 
@@ -240,7 +255,7 @@ def _written(node: Node | None, *, hidden: bool) -> str:
     if isinstance(value, list):
         return f"a list of {len(value)}" if value else "an empty list"
     if node is None or value is None or (node.plain and _NULL.fullmatch(str(value))):
-        return "null" if value or value is None else "nothing"
+        return "null" if value or value is None else ""
     if hidden:
         return "the text that stands there (not shown: it may be a secret)"
     text = str(value) if not isinstance(value, bool) else str(value).lower()

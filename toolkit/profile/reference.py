@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from toolkit.profile.shape import KeyPath, Shape, format_path, profile_shape
+from toolkit.profile.nodes import KeyPath, format_path
+from toolkit.profile.shape import Shape, profile_shape
 from toolkit.profile.show import yaml_scalar
 
 _INTRODUCTION = """\
@@ -23,13 +24,13 @@ and among the profiles that come with the toolkit; the first match wins. Anythin
 ends in `.yaml` or `.yml`, is a path.
 
 **Types follow the schema.** Where a key takes text, an unquoted value is that text, as it stands: `0.10`,
-`on`, `1e3`. Where it takes a number or a boolean, only decimal numbers, `true` and `false` count; `on`, `yes`,
-`010`, `0x1f`, `1_000` and `1:30` are refused, and so is a number in quotes. `null`, `~` or nothing unsets a
-key that may be unset. Durations are a number with a unit of ms, s, m (or min), h or d: `90s`, `20m`. Sizes are
-a number with a unit of B, KB, MB, GB, TB or KiB, MiB, GiB, TiB: `512MiB`.
+`on`, `1e3`. Where it takes a number or a boolean, only decimal numbers, `true` and `false` count; `on`,
+`yes`, `010`, `0x1f`, `1_000` and `1:30` are refused, and so is a number in quotes. `null`, `~` or nothing
+unsets a key that may be unset. Durations are a number with a unit of ms, s, m (or min), h or d: `90s`, `20m`.
+Sizes are a number with a unit of B, KB, MB, GB, TB or KiB, MiB, GiB, TiB: `512MiB`.
 
-**YAML.** One document, UTF-8, at most 128 KiB and 32 levels. Anchors and aliases work; merge keys (`<<`), tags
-and keys written twice are refused. Nothing in a profile is executed or expanded.
+**YAML.** One document, UTF-8, at most 128 KiB and 32 levels. Anchors and aliases work; merge keys (`<<`),
+tags and keys written twice are refused. Nothing in a profile is executed or expanded.
 
 **Overlays** (`--overlay FILE`) are merged onto the profile key by key, in order; lists and plain values are
 replaced. An overlay cannot change `name`.

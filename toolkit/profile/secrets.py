@@ -5,7 +5,6 @@ The value is wrapped so that no `repr`, traceback or log shows it, and every err
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
@@ -112,12 +111,13 @@ def _from_command(command: tuple[str, ...], name: str, timeout: float) -> bytes:
     with process:
         try:
             raw = _read(process.stdout.fileno() if process.stdout else -1, deadline)
-            status = 0 if len(raw) > MAX_BYTES else process.wait(max(0.0, deadline - time.monotonic()))
-        except (TimeoutError, subprocess.TimeoutExpired):
-            raise ConfigError(f"secret {name}: no answer within {timeout:g} s") from None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
+            if len(raw) > MAX_BYTES:
                 os.killpg(process.pid, signal.SIGKILL)
+                return raw
+            status = process.wait(max(0.0, deadline - time.monotonic()))
+        except (TimeoutError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, signal.SIGKILL)
+            raise ConfigError(f"secret {name}: no answer within {timeout:g} s") from None
     if status:
         hint = "run it by hand to see its message"
         raise ConfigError(f"secret {name}: ended with exit status {status}", hint=hint)

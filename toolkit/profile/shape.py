@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
+from toolkit.profile.nodes import KeyPath
 from toolkit.profile.schema import Profile
 
 Kind = Literal["map", "list", "text", "integer", "number", "boolean"]
-KeyPath = tuple[str | int, ...]
 
 _KINDS: Mapping[str, Kind] = {
     "object": "map",
@@ -80,7 +80,7 @@ class Shape:
         low, above = self.rules.get("minimum"), self.rules.get("exclusiveMinimum")
         high, below = self.rules.get("maximum"), self.rules.get("exclusiveMaximum")
         start = f" above {above:g}" if above is not None else f" from {low}" if low is not None else ""
-        end = f" and below {below:g}" if below is not None else f" to {high:.15g}" if high is not None else ""
+        end = f" to below {below:g}" if below is not None else f" to {high:.15g}" if high is not None else ""
         return start + (end.replace(" to ", ", at most ") if above is not None else end)
 
 
@@ -89,12 +89,6 @@ def profile_shape() -> Shape:
     """The shape of a whole profile."""
     schema = Profile.model_json_schema(mode="serialization")
     return _shape(schema, schema.get("$defs", {}))
-
-
-def format_path(path: KeyPath) -> str:
-    """`service.environment.FOO` or `engine.extra_args[0]`."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
-    return text.removeprefix(".")
 
 
 def nearest_key(path: KeyPath, siblings: Mapping[str, Shape]) -> KeyPath | None:

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from toolkit.profile.loading import Origin, ResolvedProfile
+from toolkit.profile.nodes import KeyPath, format_path
 from toolkit.profile.schema import Profile
-from toolkit.profile.shape import KeyPath, format_path
 
 _SAFE_WORD = re.compile(r"[A-Za-z_/~][A-Za-z0-9_/~.-]*|[0-9]+[A-Za-z]+")
 _AMBIGUOUS = re.compile(r"(?i:true|false|null|~|y|n|yes|no|on|off)")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from toolkit.profile.nodes import KeyPath
 from toolkit.profile.rules.finding import Finding, doubt, error
 from toolkit.profile.rules.tables import OWNED_FLAGS, TREE_REFUSES
 from toolkit.profile.schema import Profile
-from toolkit.profile.shape import KeyPath
 
 _SHORTEST_ABBREVIATION = len("--spec")
 

@@ -25,7 +25,12 @@ def decoding_rules(profile: Profile) -> Iterator[Finding]:
 def _block(profile: Profile) -> Iterator[Finding]:
     spec, context = profile.speculative, profile.model.context_length
     if profile.model.drafter is None:
-        yield error(f"{spec.algorithm} drafts with a DFlash drafter", "model.drafter", _ALGORITHM)
+        yield error(
+            f"is missing: {spec.algorithm} drafts with a DFlash drafter",
+            "model.drafter",
+            _ALGORITHM,
+            hint="add `drafter: {source: ...}`",
+        )
     if context is not None and context <= spec.block_size:
         yield error(
             f"{context} leaves no room for a drafted block of {spec.block_size}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from toolkit.profile.shape import KeyPath
+from toolkit.profile.nodes import KeyPath
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ def _device(profile: Profile) -> Iterator[Finding]:
 
 
 def _embedded(profile: Profile) -> Iterator[Finding]:
-    if profile.hardware.count > 1:
+    if profile.hardware.device == "cuda" and profile.hardware.count > 1:
         yield error(
             f"the embedded engine uses one GPU at most, not {profile.hardware.count}",
             "hardware.count",
