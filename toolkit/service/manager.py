@@ -95,6 +95,12 @@ class ProcessStatus:
         """Whether a process runs or is about to be restarted."""
         return self.state in ("running", "starting")
 
+    def exit_words(self) -> str:
+        """How the last main process ended, for people."""
+        if self.exit_signal is not None:
+            return f"the server was ended by {self.exit_signal}"
+        return f"the server ended with status {self.exit_status}"
+
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
         return asdict(self)
@@ -125,4 +131,4 @@ class ServiceManager(Protocol):
         """The state now."""
 
     def log_tail(self, lines: int = 20) -> list[str]:
-        """The last lines of output."""
+        """The last lines of output since the last start."""

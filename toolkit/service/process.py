@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,17 +15,18 @@ from typing import Any
 from toolkit.errors import ToolkitError
 from toolkit.layout import ServicePaths
 from toolkit.service import ports
+from toolkit.service.detach import start_module
 from toolkit.service.files import Record, read_record
 from toolkit.service.leftovers import KILL_WAIT, kill_all
 from toolkit.service.logfile import tail
 from toolkit.service.manager import Leftover, ProcessStatus, StopReport
 from toolkit.service.processes import ProcessId, read_stat, send_signal
 from toolkit.service.secrets import write_secrets
-from toolkit.service.supervisor import STATUS_FILE
+from toolkit.service.supervisor import START_NOTE, STATUS_FILE
 from toolkit.service.unit import Unit, read_unit
 
-_START_LIMIT = 30.0
 _POLL = 0.02
+_SEARCHED = 1000
 
 
 class ProcessManager:
@@ -56,22 +55,8 @@ class ProcessManager:
         if why := ports.busy(unit.host, unit.port):
             raise ToolkitError(why, hint="stop what holds it, or set another service.port")
         write_secrets(unit)
-        module = "toolkit.service.supervisor"
-        command = [sys.executable, "-m", module, str(self._paths.supervisor), str(release)]
-        try:
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                timeout=_START_LIMIT,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise ToolkitError(f"{unit.name}: the supervisor cannot be started: {error}") from error
-        if done.returncode != 0:
-            said = done.stderr.decode("utf-8", "replace").strip()
-            raise ToolkitError(f"{unit.name}: {said or 'the supervisor cannot be started'}")
+        if why := start_module("toolkit.service.supervisor", str(self._paths.supervisor), str(release)):
+            raise ToolkitError(f"{unit.name}: {why}")
 
     def stop(self) -> StopReport:
         """Stop the service; ends within the unit's stop timeout and a few seconds, whatever it meets."""
@@ -121,8 +106,13 @@ class ProcessManager:
         )
 
     def log_tail(self, lines: int = 20) -> list[str]:
-        """The last lines of output, across rotation."""
-        return tail(self._paths.log, lines)
+        """The last lines of output since the last start, across rotation."""
+        found = tail(self._paths.log, max(lines, _SEARCHED))
+        for index in range(len(found) - 1, -1, -1):
+            if START_NOTE in found[index]:
+                found = found[index + 1 :]
+                break
+        return found[-lines:]
 
     def _running_unit(self, record: dict[str, Any]) -> Unit | None:
         release = record.get("release")

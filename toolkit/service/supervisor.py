@@ -25,10 +25,12 @@ import sys
 import time
 import traceback
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from toolkit.errors import ToolkitError
+from toolkit.service.detach import detach
 from toolkit.service.files import PRIVATE_FILE, Record, make_private
 from toolkit.service.leftovers import COOKIE, KILL_WAIT, find_leftovers, kill_all
 from toolkit.service.logfile import RotatingLog
@@ -38,6 +40,7 @@ from toolkit.service.unit import Unit, read_unit
 
 LOCK_FILE = "supervisor.lock"
 STATUS_FILE = "status"
+START_NOTE = "starting release"
 _GRACE = 1.0
 _POLL = 0.05
 _PR_SET_CHILD_SUBREAPER = 36
@@ -79,6 +82,10 @@ class Supervisor:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._on_term)
         self._selector.register(wake_read, selectors.EVENT_READ)
+
+    def note(self, message: str) -> None:
+        """Put a line of the supervisor's own into the log."""
+        self._log.note(message)
 
     def start(self) -> None:
         """Start the program.
@@ -337,34 +344,24 @@ def _become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def _daemon(unit: Unit, folder: Path, report: int) -> None:
-    """Body of the detached process; tells over `report` that the program runs, or why it does not."""
-    supervisor = None
+def _supervise(unit: Unit, folder: Path, begun: Callable[[], None]) -> None:
+    """Body of the detached process."""
+    lock = _hold_lock(folder)
     try:
-        os.chdir("/")
-        null = os.open(os.devnull, os.O_RDWR)
-        for fd in (0, 1, 2):
-            os.dup2(null, fd)
-        _hold_lock(folder)
         _become_subreaper()
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         supervisor = Supervisor(unit, folder)
+        supervisor.note(f"{START_NOTE} {unit.release}")
         supervisor.start()
-    except ToolkitError as error:
-        os.write(report, error.message.encode())
-        return
     except OSError as error:
-        what = error.filename or unit.argv[0]
-        os.write(report, f"cannot start {what}: {error.strerror}".encode())
-        return
-    os.write(report, b"ok")
-    os.close(report)
+        raise ToolkitError(f"cannot start {error.filename or unit.argv[0]}: {error.strerror}") from error
+    begun()
     try:
         supervisor.run()
     except Exception:
         RotatingLog(Path(unit.log), unit.log_max_size).note("supervisor failed\n" + traceback.format_exc())
         raise
+    finally:
+        os.close(lock)
 
 
 def main() -> int:
@@ -384,18 +381,8 @@ def main() -> int:
     except OSError as error:
         sys.stderr.write(f"{error.filename}: {error.strerror}")
         return 1
-    read_end, write_end = os.pipe()
-    if os.fork() == 0:
-        os.close(read_end)
-        os.setsid()
-        if os.fork() == 0:
-            _daemon(unit, options.folder, write_end)
-        os._exit(0)
-    os.close(write_end)
-    with os.fdopen(read_end, "rb") as file:
-        said = file.read().decode("utf-8", "replace")
-    if said != "ok":
-        sys.stderr.write(said or "the supervisor ended at once")
+    if why := detach(lambda begun: _supervise(unit, options.folder, begun)):
+        sys.stderr.write(why)
         return 1
     return 0
 

@@ -1,0 +1,116 @@
+"""A service on this machine made of the stub server, for tests of managers and transactions."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+
+from toolkit.layout import Layout
+from toolkit.release.host import ServiceHost
+from toolkit.release.request import Acceptance
+from toolkit.release.store import Release, content_digest, prepare_layout
+from toolkit.service.files import read_record
+from toolkit.service.leftovers import find_leftovers
+from toolkit.service.supervisor import STATUS_FILE
+from toolkit.service.unit import RestartPolicy, Unit
+
+HERE = Path(__file__).parent
+SERVER = HERE / "stub_server.py"
+ACCEPTANCE = HERE / "stub_acceptance.py"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class StubService:
+    """Stages releases of the stub server and looks at what serves."""
+
+    def __init__(self, root: Path, name: str = "stub") -> None:
+        self.layout = Layout(root)
+        self.name = name
+        self.host = ServiceHost(self.layout, name)
+        self.paths = self.host.paths
+        self.port = free_port()
+        self.stamp = 0
+        prepare_layout(root, self.paths)
+
+    def unit(self, release: str, *flags: str, **changes) -> Unit:
+        argv = (sys.executable, "-S", str(SERVER), "--port", str(self.port), *flags)
+        unit = Unit(
+            name=self.name,
+            release=release,
+            description="stub",
+            argv=argv,
+            environment={},
+            working_directory=str(self.paths.cache),
+            host="127.0.0.1",
+            port=self.port,
+            cache=str(self.paths.cache),
+            log=str(self.paths.log),
+            load_timeout=10.0,
+            stop_timeout=2.0,
+            restart=RestartPolicy(delay=0.1, burst=3, interval=30.0),
+        )
+        return replace(unit, **changes)
+
+    def stage(self, mark: str, *flags: str, **changes) -> Release:
+        """A release whose server answers with `mark`."""
+        profile = {"name": self.name, "mark": mark, "flags": list(flags)}
+        release_id = self.host.store.new_id(content_digest(profile, {}))
+        unit = self.unit(release_id, "--mark", mark, *flags, **changes)
+        return self.host.store.stage(release_id, profile=profile, unit=unit, manifest={"v": 1})
+
+    def acceptance(self, **settings) -> Acceptance:
+        url = f"http://127.0.0.1:{self.port}"
+        limit = settings.pop("time_limit", 10.0)
+        return Acceptance((sys.executable, "-S", str(ACCEPTANCE)), {"url": url, **settings}, limit)
+
+    def mark(self) -> str | None:
+        """What the server answers with now; None where nothing generates."""
+        return generate(self.port)
+
+    def wait_for_mark(self, mark: str | None, limit: float = 5.0) -> None:
+        wait_until(lambda: self.mark() == mark, limit)
+
+    def kill(self) -> None:
+        """End everything that the service has started, however broken."""
+        record = read_record(self.paths.supervisor / STATUS_FILE) or {}
+        experiment = self.paths.state / "experiment.json"
+        experiment.unlink(missing_ok=True)
+        for key in ("supervisor",):
+            if record.get(key):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(record[key]["pid"], signal.SIGKILL)
+        if record.get("cookie"):
+            for stat in find_leftovers(record["cookie"]):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(stat.pid, signal.SIGKILL)
+
+
+def generate(port: int) -> str | None:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/generate", b"{}", {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=2) as answer:
+            return str(json.load(answer)["text"])
+    except OSError:
+        return None
+
+
+def wait_until(condition, limit: float = 5.0) -> None:
+    end = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < end, "it did not come true in time"
+        time.sleep(0.02)

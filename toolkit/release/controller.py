@@ -1,0 +1,189 @@
+"""The controlling side: takes the lock, starts a transaction, watches it. It may die at any time."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from toolkit.errors import ToolkitError
+from toolkit.layout import Layout
+from toolkit.release.experiment import read_experiment
+from toolkit.release.host import HOST_FILE, ServiceHost, read_host
+from toolkit.release.journal import Event, create_journal, read_journal
+from toolkit.release.lock import LockInfo
+from toolkit.release.request import REQUEST_FILE, Outcome, Request, read_request
+from toolkit.release.run import concluded
+from toolkit.release.store import prepare_layout
+from toolkit.release.timer import spawn_timer
+from toolkit.release.transaction import BASE_SETTINGS_FILE, SETTINGS_FILE
+from toolkit.service.detach import start_module
+from toolkit.service.files import json_bytes, write_new
+
+_POLL = 0.1
+_GONE_AFTER = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A service that this process may change.
+
+    Attributes:
+        host: the service.
+        taken_over: the stale holder whose lock was taken over.
+        recovered: outcome of an interrupted transaction that was finished or reversed first.
+    """
+
+    host: ServiceHost
+    taken_over: LockInfo | None = None
+    recovered: Outcome | None = None
+
+
+@contextmanager
+def hold(
+    layout: Layout,
+    name: str,
+    command: str,
+    *,
+    wait: float = 0.0,
+    on_event: Callable[[Event], None] | None = None,
+    keep_timer: bool = False,
+) -> Iterator[Session]:
+    """Hold the service's lock for the body; an interrupted transaction is finished or reversed first.
+
+    Args:
+        layout: where things lie.
+        name: name of the service.
+        command: what is done, shown to others.
+        wait: seconds to wait for another holder.
+        on_event: called with each event of a recovery.
+        keep_timer: leave a dead experiment timer alone (the timer's own use).
+
+    Raises:
+        LockedError: another holder is alive, or a transaction runs.
+        ToolkitError: the service's folders cannot be created, or a recovery cannot be started.
+    """
+    host = ServiceHost(layout, name)
+    prepare_layout(layout.root, host.paths)
+    with host.lock.hold(command, wait=wait) as held:
+        recovered = _recover(host, on_event)
+        if not keep_timer:
+            _revive_timer(host)
+        yield Session(host, held.taken_over, recovered)
+
+
+def begin(layout: Layout, name: str, request: Request) -> Path:
+    """Start the transaction in a detached process; the caller holds the lock.
+
+    Returns:
+        The folder to `follow`.
+
+    Raises:
+        LockedError: a transaction runs.
+        ToolkitError: the disk is full, or the process cannot be started; nothing was changed.
+    """
+    host = ServiceHost(layout, name)
+    folder = host.paths.transaction
+    staging = folder.with_name("transaction.new")
+    if folder.exists() and not concluded(folder):
+        raise ToolkitError(f"{name}: an interrupted transaction is to be recovered first")
+    try:
+        shutil.rmtree(staging, ignore_errors=True)
+        _write_transaction(host, request, staging)
+        shutil.rmtree(folder, ignore_errors=True)
+        staging.rename(folder)
+    except OSError as error:
+        shutil.rmtree(staging, ignore_errors=True)
+        said = f"{folder}: cannot prepare the transaction: {error.strerror}"
+        raise ToolkitError(said, hint="free some space; nothing was changed") from error
+    _spawn(folder, recover=False)
+    return folder
+
+
+def follow(folder: Path) -> Iterator[Event]:
+    """Events of the transaction in `folder`, as they come, to its outcome.
+
+    Where its processes die without one, the last event is `interrupted`; the next `hold` recovers.
+    """
+    host = read_host(folder)
+    seen = 0
+    quiet_since = time.monotonic()
+    while True:
+        events = read_journal(folder)
+        for event in events[seen:]:
+            yield event
+            if event.step == "outcome":
+                return
+        if len(events) > seen or host.lock.transaction_running():
+            quiet_since = time.monotonic()
+        seen = len(events)
+        if time.monotonic() - quiet_since > _GONE_AFTER:
+            yield Event("interrupted", "failed", "the transaction's process died")
+            return
+        time.sleep(_POLL)
+
+
+def result(folder: Path) -> Outcome | None:
+    """The outcome of the transaction in `folder`; None while it runs.
+
+    A transaction whose processes died has the status `interrupted`.
+    """
+    for event in read_journal(folder):
+        if event.step == "outcome":
+            return Outcome.from_json(event.data)
+    host = read_host(folder)
+    if host.lock.transaction_running():
+        return None
+    request = read_request(folder)
+    return Outcome(
+        status="interrupted",
+        message="the transaction's process died; the next command finishes or reverses it",
+        kind=request.kind,
+        release=request.release,
+        base=request.base,
+        hint=f"ddtoolkit status {host.name}",
+        transaction=request.id,
+    )
+
+
+def _write_transaction(host: ServiceHost, request: Request, folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    write_new(folder / HOST_FILE, json_bytes(host.to_json()))
+    write_new(folder / REQUEST_FILE, json_bytes(request.to_json()))
+    for name, acceptance in (
+        (SETTINGS_FILE, request.acceptance),
+        (BASE_SETTINGS_FILE, request.base_acceptance),
+    ):
+        if acceptance is not None:
+            write_new(folder / name, json_bytes(acceptance.settings))
+    create_journal(folder)
+
+
+def _recover(host: ServiceHost, on_event: Callable[[Event], None] | None) -> Outcome | None:
+    folder = host.paths.transaction
+    if not folder.exists() or concluded(folder):
+        return None
+    if not (folder / REQUEST_FILE).is_file():
+        return None
+    _spawn(folder, recover=True)
+    for event in follow(folder):
+        if on_event is not None:
+            on_event(event)
+    return result(folder)
+
+
+def _revive_timer(host: ServiceHost) -> None:
+    experiment = read_experiment(host.paths)
+    if experiment is not None and not experiment.timed:
+        with contextlib.suppress(ToolkitError):
+            spawn_timer(host)
+
+
+def _spawn(folder: Path, *, recover: bool) -> None:
+    options = ["--recover"] if recover else []
+    if why := start_module("toolkit.release.run", str(folder), *options):
+        raise ToolkitError(f"{folder}: the transaction cannot be started: {why}")

@@ -1,0 +1,132 @@
+"""How a transaction ends: commit, record, prune."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+from toolkit.errors import ToolkitError
+from toolkit.release import history
+from toolkit.release.experiment import Experiment, read_experiment, write_experiment
+from toolkit.release.host import ServiceHost
+from toolkit.release.request import Outcome, Request, Status
+from toolkit.release.steps import Steps
+from toolkit.release.store import ACCEPTANCE_FILE, PENDING_FILE, REFUSED_FILE, Release
+from toolkit.release.timer import spawn_timer
+from toolkit.service import ports
+from toolkit.service.unit import Unit
+
+
+def require_free(unit: Unit) -> None:
+    """Make sure that the unit's port can be bound.
+
+    Raises:
+        ToolkitError: it is in use; names who holds it.
+    """
+    if why := ports.busy(unit.host, unit.port):
+        raise ToolkitError(why, hint="stop what holds it, or set another service.port")
+
+
+def commit(host: ServiceHost, request: Request, release: Release) -> None:
+    """Keep the acceptance report with the release and begin the time of an experiment; may be repeated.
+
+    Raises:
+        ToolkitError: an experiment cannot be timed.
+        OSError: the disk is full or failing.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        (release.path / PENDING_FILE).replace(release.path / ACCEPTANCE_FILE)
+    if request.kind != "experiment":
+        return
+    if request.base is None or request.experiment_seconds is None:
+        raise ToolkitError("an experiment needs a release to return to and a time")
+    now = time.time()
+    experiment = Experiment(
+        release=release.id,
+        base=request.base,
+        who=request.who,
+        started=now,
+        until=now + request.experiment_seconds,
+        keep_releases=request.keep_releases,
+        base_acceptance=request.base_acceptance,
+    )
+    write_experiment(host.paths, experiment)
+    spawn_timer(host)
+
+
+def end(
+    host: ServiceHost, request: Request, steps: Steps, status: Status, message: str, *, hint: str | None
+) -> Outcome:
+    """Record the outcome in the history and, last of all, in the journal."""
+    process = host.process_status()
+    report = _settle_report(host, request, status)
+    seconds = {**steps.seconds, "total": steps.total()}
+    outcome = Outcome(
+        status=status,
+        message=message,
+        kind=request.kind,
+        release=request.release,
+        base=request.base,
+        serving=process.release if process.active else None,
+        seconds=seconds,
+        log=() if status == "committed" else steps.log,
+        hint=hint,
+        report=report,
+        transaction=request.id,
+    )
+    if request.recorded:
+        _record(host, request, steps, outcome)
+    steps.end(message, outcome.to_json())
+    with contextlib.suppress(OSError):
+        host.store.forget_switches()
+    return outcome
+
+
+def prune(host: ServiceHost, request: Request) -> None:
+    """Remove old releases and their secrets, never what serves or may be returned to."""
+    experiment = read_experiment(host.paths)
+    current = host.store.current()
+    protect = {
+        request.release,
+        request.base,
+        experiment.base if experiment else None,
+        current.id if current else None,
+    }
+    with contextlib.suppress(OSError):
+        for removed in host.store.prune(request.keep_releases, {item for item in protect if item}):
+            host.secrets_file(removed).unlink(missing_ok=True)
+
+
+def _settle_report(host: ServiceHost, request: Request, status: Status) -> str | None:
+    """Name the report by what it came to; renaming takes no space on the disk."""
+    if request.release is None or request.acceptance is None:
+        return None
+    folder = host.store.path(request.release)
+    if status == "committed":
+        path = folder / ACCEPTANCE_FILE
+    else:
+        path = folder / REFUSED_FILE
+        with contextlib.suppress(OSError):
+            (folder / PENDING_FILE).replace(path)
+    return str(path) if path.is_file() else None
+
+
+def _record(host: ServiceHost, request: Request, steps: Steps, outcome: Outcome) -> None:
+    if any(entry.id == outcome.transaction for entry in history.read(host.paths)):
+        return
+    entry = history.Entry(
+        id=outcome.transaction,
+        kind=outcome.kind,
+        outcome=outcome.status,
+        who=request.who,
+        command=request.command,
+        release=outcome.release,
+        base=outcome.base,
+        changes=request.changes,
+        message=outcome.message,
+        seconds=outcome.seconds,
+    )
+    try:
+        history.append(host.paths, entry)
+    except ToolkitError as error:
+        steps.note("history", error.message)

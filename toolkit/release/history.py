@@ -1,0 +1,88 @@
+"""What was changed on a service, when, by whom, and how it ended: one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from toolkit.errors import ToolkitError
+from toolkit.layout import ServicePaths
+from toolkit.release.store import Change
+from toolkit.service.files import PRIVATE_FILE
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One change.
+
+    Attributes:
+        id: id of the transaction.
+        kind: `deploy`, `swap`, `rollback`, `experiment`, `return`, `start`, `stop` or `restart`.
+        outcome: `committed`, `rolled_back`, `rollback_failed`, `first_failed`, `not_started` or `failed`.
+        when: end of the change, ISO 8601 in UTC.
+        who: `user@host`.
+        command: the command given.
+        release: release that it went to.
+        base: release that it came from.
+        changes: changed keys of the profile.
+        message: one line for people.
+        seconds: duration by step; `total` and `downtime` among them.
+    """
+
+    id: str
+    kind: str
+    outcome: str
+    who: str
+    command: str = ""
+    release: str | None = None
+    base: str | None = None
+    changes: tuple[Change, ...] = ()
+    message: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+    when: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return asdict(self)
+
+
+def append(paths: ServicePaths, entry: Entry) -> None:
+    """Append `entry`; a last line that was cut off by a crash is closed first.
+
+    Raises:
+        ToolkitError: the file cannot be written.
+    """
+    line = json.dumps(entry.to_json(), ensure_ascii=True).encode() + b"\n"
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(paths.history, flags, PRIVATE_FILE)
+        try:
+            size = os.fstat(fd).st_size
+            if size and os.pread(fd, 1, size - 1) != b"\n":
+                line = b"\n" + line
+            os.write(fd, line)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise ToolkitError(f"{paths.history}: cannot record the change: {error.strerror}") from error
+
+
+def read(paths: ServicePaths) -> list[Entry]:
+    """Every entry, oldest first; lines that are damaged are left out."""
+    try:
+        data = paths.history.read_bytes()
+    except OSError:
+        return []
+    found = []
+    for line in data.splitlines():
+        try:
+            value = json.loads(line)
+            value["changes"] = tuple(Change(**change) for change in value.get("changes", ()))
+            found.append(Entry(**value))
+        except (ValueError, TypeError, AttributeError):
+            continue
+    return found

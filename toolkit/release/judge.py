@@ -1,0 +1,125 @@
+"""Runs the acceptance program against what was started."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolkit.release.request import Acceptance
+from toolkit.service.files import read_json
+from toolkit.service.secrets import stored_secrets
+from toolkit.service.unit import Unit, seconds
+
+_KEPT_LINES = 10
+_MAX_LINE = 65536
+ACCEPTED, REFUSED = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the acceptance program came to.
+
+    Attributes:
+        accepted: it ended with status 0 and wrote a report.
+        message: its reasons, or why there is no verdict.
+        report: the JSON object it wrote.
+    """
+
+    accepted: bool
+    message: str
+    report: dict[str, Any] | None = None
+
+
+def judge(
+    acceptance: Acceptance,
+    unit: Unit,
+    *,
+    settings: Path,
+    out: Path,
+    on_progress: Callable[[Any], None],
+) -> Verdict:
+    """Run the program to its end or its time limit.
+
+    Args:
+        acceptance: the program.
+        unit: unit of the release that is judged.
+        settings: the settings file, already written.
+        out: where the report goes.
+        on_progress: called with each JSON line of its standard output.
+    """
+    out.unlink(missing_ok=True)
+    command = [*acceptance.command, "--settings", str(settings), "--out", str(out)]
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=_environment(unit),
+            start_new_session=True,
+        )
+    except OSError as error:
+        return Verdict(False, f"acceptance cannot be run: {command[0]}: {error.strerror}")
+    expired = threading.Event()
+
+    def expire() -> None:
+        expired.set()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+    timer = threading.Timer(acceptance.time_limit, expire)
+    timer.daemon = True
+    timer.start()
+    with process:
+        said = _read(process, on_progress)
+        status = process.wait()
+    timer.cancel()
+    if expired.is_set():
+        return Verdict(False, f"acceptance did not end within {seconds(acceptance.time_limit)}")
+    return _verdict(status, read_json(out), said)
+
+
+def _read(process: subprocess.Popen[bytes], on_progress: Callable[[Any], None]) -> list[str]:
+    said: deque[str] = deque(maxlen=_KEPT_LINES)
+    assert process.stdout is not None  # noqa: S101 - it was asked for
+    while line := process.stdout.readline(_MAX_LINE):
+        text = line.decode("utf-8", "replace").strip()
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = None
+        if isinstance(value, dict):
+            on_progress(value)
+        elif text:
+            said.append(text)
+    return list(said)
+
+
+def _verdict(status: int, report: Any, said: list[str]) -> Verdict:
+    if not isinstance(report, dict):
+        report = None
+    if status == ACCEPTED and report is not None:
+        return Verdict(True, "accepted", report)
+    if status == REFUSED and report is not None:
+        reasons = report.get("reasons")
+        words = "; ".join(map(str, reasons)) if isinstance(reasons, list) else ""
+        return Verdict(False, f"acceptance refused it: {words or 'see the report'}", report)
+    how = f"status {status}" if status >= 0 else signal.Signals(-status).name
+    tail = f": {said[-1]}" if said else ""
+    missing = "" if report is not None else " without a report"
+    return Verdict(False, f"acceptance ended with {how}{missing}{tail}", report)
+
+
+def _environment(unit: Unit) -> dict[str, str]:
+    keys = {"api-key": "DDTOOLKIT_API_KEY", "admin-api-key": "DDTOOLKIT_ADMIN_API_KEY"}
+    stored = stored_secrets(unit)
+    return {**os.environ, **{keys[key]: value for key, value in stored.items() if key in keys}}

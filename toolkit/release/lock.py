@@ -1,0 +1,268 @@
+"""Who may change a service: a controller's token, and the flock of a running transaction.
+
+The token is a file created with O_EXCL that names its holder. A controller on this machine is known by pid
+and start time, one elsewhere by its heartbeat; a token whose holder is gone is stale and is taken over,
+visibly. A running transaction holds a flock, which the kernel frees at its death; no command takes it away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import getpass
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from toolkit.errors import ConfigError, LockedError, ToolkitError
+from toolkit.layout import ServicePaths
+from toolkit.service.files import PRIVATE_FILE, json_bytes, make_private, read_json, write_new
+from toolkit.service.processes import ProcessId, identify
+
+HEARTBEAT = 5.0
+STALE_AFTER = 60.0
+_POLL = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class LockInfo:
+    """The holder of a token.
+
+    Attributes:
+        token: random text that `lock release` needs.
+        who: `user@host pid N`.
+        command: what it is doing.
+        since: seconds since the epoch.
+        process: the holder on its machine.
+        host: name of that machine.
+    """
+
+    token: str
+    who: str
+    command: str
+    since: float
+    process: dict[str, Any] | None
+    host: str
+
+    def age(self) -> str:
+        """Time since it was taken, for people."""
+        return _duration(time.time() - self.since)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return asdict(self)
+
+
+class Lock:
+    """The lock of one service."""
+
+    def __init__(self, paths: ServicePaths, name: str) -> None:
+        self._name = name
+        self._token_file = paths.lock
+        self._guard_file = paths.state / "lock.guard"
+        self._flock_file = paths.state / "transaction.flock"
+        self._state = paths.state
+
+    def holder(self) -> LockInfo | None:
+        """Who holds the token, stale or not."""
+        value = read_json(self._token_file)
+        if not isinstance(value, dict):
+            return None
+        try:
+            return LockInfo(**value)
+        except TypeError:
+            return None
+
+    def stale(self, info: LockInfo) -> bool:
+        """Whether the holder is gone."""
+        process = ProcessId.from_json(info.process)
+        if info.host == socket.gethostname() and process is not None:
+            return not process.alive()
+        try:
+            return time.time() - self._token_file.stat().st_mtime > STALE_AFTER
+        except OSError:
+            return True
+
+    def transaction_running(self) -> bool:
+        """Whether a transaction holds its flock now."""
+        try:
+            fd = os.open(self._flock_file, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+    def hold_transaction(self) -> int | None:
+        """Take the transaction's flock; the descriptor, or None where another holds it."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(self._flock_file, flags, PRIVATE_FILE)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        return fd
+
+    @contextmanager
+    def hold(self, command: str, *, wait: float = 0.0) -> Iterator[Held]:
+        """Hold the token for the body.
+
+        Args:
+            command: what is done, shown to others.
+            wait: seconds to wait for another holder.
+
+        Raises:
+            LockedError: another holder is alive or a transaction runs; the message has holder, age and the
+                command to release it.
+        """
+        held = self._acquire(command, time.monotonic() + wait)
+        ended = threading.Event()
+        beat = threading.Thread(target=self._heartbeat, args=(held.info.token, ended), daemon=True)
+        beat.start()
+        try:
+            yield held
+        finally:
+            ended.set()
+            beat.join()
+            self._drop(held.info.token)
+
+    def release(self, token: str) -> LockInfo:
+        """Take the token away from its holder.
+
+        Raises:
+            ConfigError: nobody holds it, or the token is another one.
+            LockedError: a transaction runs, which nothing ends.
+        """
+        with self._guard():
+            info = self.holder()
+            if info is None:
+                raise ConfigError(f"{self._name} is not locked")
+            if info.token != token:
+                raise ConfigError(
+                    f"{self._name} is locked under another token, by {info.who}", hint="ddtoolkit lock show"
+                )
+            if self.transaction_running():
+                raise LockedError(
+                    f"{self._name}: a transaction is running and ends by itself",
+                    hint="ddtoolkit status shows it",
+                )
+            self._token_file.unlink(missing_ok=True)
+        return info
+
+    def _acquire(self, command: str, end: float) -> Held:
+        try:
+            make_private(self._state)
+        except OSError as error:
+            raise ToolkitError(f"{self._state}: {error.strerror}") from error
+        while True:
+            try:
+                return self._try(command)
+            except LockedError:
+                if time.monotonic() >= end:
+                    raise
+                time.sleep(_POLL)
+
+    def _try(self, command: str) -> Held:
+        with self._guard():
+            info = self.holder()
+            taken_over = None
+            if info is not None:
+                if not self.stale(info):
+                    raise LockedError(
+                        f"{self._name} is locked by {info.who} for {info.age()}: {info.command}",
+                        hint=f"wait with --lock-wait, or: ddtoolkit lock release {info.token} {self._name}",
+                    )
+                taken_over = info
+            if self.transaction_running():
+                by = f" begun by {info.who} {info.age()} ago ({info.command})" if info else ""
+                raise LockedError(
+                    f"{self._name}: a transaction{by} is running on the host and ends by itself",
+                    hint=f"watch it with: ddtoolkit status {self._name}",
+                )
+            self._token_file.unlink(missing_ok=True)
+            mine = _me(command)
+            try:
+                write_new(self._token_file, json_bytes(mine.to_json()))
+            except OSError as error:
+                raise ToolkitError(f"{self._token_file}: cannot take the lock: {error.strerror}") from error
+            return Held(mine, taken_over)
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        """Serialise the look at the token and its replacement."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(self._guard_file, flags, PRIVATE_FILE)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    def _heartbeat(self, token: str, ended: threading.Event) -> None:
+        while not ended.wait(HEARTBEAT):
+            info = self.holder()
+            if info is not None and info.token == token:
+                with contextlib.suppress(OSError):
+                    os.utime(self._token_file, follow_symlinks=False)
+
+    def _drop(self, token: str) -> None:
+        with contextlib.suppress(OSError), self._guard():
+            info = self.holder()
+            if info is not None and info.token == token:
+                self._token_file.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A token that this process holds.
+
+    Attributes:
+        info: what others see.
+        taken_over: the stale holder whose token was replaced.
+    """
+
+    info: LockInfo
+    taken_over: LockInfo | None = None
+
+
+def whoami() -> str:
+    """`user@host`; behind sudo the user who called it."""
+    user = os.environ.get("SUDO_USER")
+    if not user:
+        try:
+            user = getpass.getuser()
+        except (KeyError, OSError):
+            user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+def _me(command: str) -> LockInfo:
+    process = identify(os.getpid())
+    return LockInfo(
+        token=secrets.token_hex(8),
+        who=f"{whoami()} pid {os.getpid()}",
+        command=command,
+        since=time.time(),
+        process=process.to_json() if process else None,
+        host=socket.gethostname(),
+    )
+
+
+def _duration(seconds: float) -> str:
+    seconds = max(int(seconds), 0)
+    minutes, rest = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -1,0 +1,136 @@
+"""Steps of a transaction: each is journalled before its effect and after it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import ToolkitError
+from toolkit.release.journal import Event, Journal, read_journal
+
+# Steps in which the server itself runs or fails to: its last lines belong to the failure.
+_SERVING = frozenset({"start_new", "ready", "start_old", "ready_old"})
+
+
+class StepFailedError(Exception):
+    """A step did not succeed.
+
+    Attributes:
+        reason: what happened, for people.
+        hint: the next step.
+    """
+
+    def __init__(self, reason: str, hint: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.hint = hint
+
+
+class Steps:
+    """Writes the journal of one transaction and measures its steps.
+
+    Attributes:
+        before: events of an earlier process of the same transaction.
+        seconds: duration by step.
+        log: the server's last lines at the first failure.
+    """
+
+    def __init__(self, folder: Path, log_tail: Callable[[], list[str]]) -> None:
+        self.before = read_journal(folder)
+        self.seconds: dict[str, float] = {}
+        self.log: tuple[str, ...] = ()
+        self._journal = Journal(folder)
+        self._log_tail = log_tail
+        self._written: list[Event] = []
+        self._begin = time.monotonic()
+        self._down_since: float | None = None
+
+    @contextmanager
+    def step(self, name: str, message: str) -> Iterator[dict[str, Any]]:
+        """Journal a step around its effect, which may add details to the yielded object.
+
+        Raises:
+            StepFailedError: the effect raised a ToolkitError or an OSError.
+        """
+        begin = time.monotonic()
+        self._write(Event(name, "begin", message))
+        data: dict[str, Any] = {}
+        try:
+            yield data
+        except (ToolkitError, OSError) as error:
+            failure = _failure(error)
+            self._measure(name, begin)
+            if name in _SERVING:
+                lines = self._log_tail()
+                self.log = self.log or tuple(lines)
+                data["log"] = lines
+            self._write(Event(name, "failed", failure.reason, data=data))
+            raise failure from error
+        self._measure(name, begin)
+        self._write(Event(name, "done", message, data={**data, "seconds": self.seconds[name]}))
+
+    @contextmanager
+    def attempt(self, name: str, message: str) -> Iterator[dict[str, Any]]:
+        """A step whose failure is journalled and otherwise stands in nothing's way."""
+        with contextlib.suppress(StepFailedError), self.step(name, message) as data:
+            yield data
+
+    def begun(self) -> list[str]:
+        """Names of the steps that an earlier process began, in order."""
+        return [event.step for event in self.before if event.state == "begin"]
+
+    def said(self, step: str, key: str, *, default: bool) -> bool:
+        """A flag that a step of this transaction put into its details, in whichever process."""
+        for event in (*self.before, *self._written):
+            if event.step == step and key in event.data:
+                return bool(event.data[key])
+        return default
+
+    def went_down(self) -> None:
+        """The service is being stopped: downtime begins, unless it has already."""
+        if self._down_since is None:
+            self._down_since = time.monotonic()
+
+    def came_up(self) -> None:
+        """A real token came: downtime ends."""
+        if self._down_since is not None:
+            self.seconds["downtime"] = round(time.monotonic() - self._down_since, 3)
+
+    def note(self, step: str, message: str) -> None:
+        """Journal a remark."""
+        self._write(Event(step, "progress", message))
+
+    def progress(self, step: str, value: dict[str, Any]) -> None:
+        """Journal what a long step says about itself; not worth waiting for the disk."""
+        with contextlib.suppress(OSError):
+            event = Event(step, "progress", str(value.get("message", "")), data=value)
+            self._journal.write(event, durable=False)
+
+    def end(self, message: str, outcome: dict[str, Any]) -> None:
+        """Journal the outcome, the last event there is."""
+        self._write(Event("outcome", "done", message, data=outcome))
+        self._journal.close()
+
+    def total(self) -> float:
+        """Seconds since this process took the transaction up."""
+        return round(time.monotonic() - self._begin, 3)
+
+    def _measure(self, name: str, begin: float) -> None:
+        self.seconds[name] = round(time.monotonic() - begin, 3)
+
+    def _write(self, event: Event) -> None:
+        # Space is reserved; should the disk fail all the same, serving matters more than the record.
+        self._written.append(event)
+        with contextlib.suppress(OSError):
+            self._journal.write(event)
+
+
+def _failure(error: ToolkitError | OSError) -> StepFailedError:
+    if isinstance(error, ToolkitError):
+        return StepFailedError(error.message, error.hint)
+    place = f"{error.filename}: " if error.filename else ""
+    return StepFailedError(f"{place}{error.strerror or error}")

@@ -1,0 +1,285 @@
+"""Releases of one service: immutable folders, and the link to the one that is to serve.
+
+A release is written into a hidden folder, made durable, then renamed, so a reader sees all of it or nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import ConfigError, ToolkitError
+from toolkit.layout import ServicePaths
+from toolkit.service.files import fsync_dir, json_bytes, make_private, read_json, write_new
+from toolkit.service.unit import UNIT_FILE, Unit, read_unit, write_unit
+
+ACCEPTANCE_FILE = "acceptance.json"
+PENDING_FILE = "acceptance.pending.json"
+REFUSED_FILE = "acceptance.refused.json"
+_PROFILE_FILE = "profile.json"
+_MANIFEST_FILE = "manifest.json"
+_META_FILE = "release.json"
+_SOURCES = "sources"
+_ID = re.compile(r"^\d{8}T\d{6}Z-[0-9a-f]{8}(-\d+)?$")
+_STAGING = ".staging-"
+_DIGITS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One changed key of a resolved profile; None stands for absent."""
+
+    key: str
+    old: Any = None
+    new: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """One release on disk.
+
+    Attributes:
+        id: UTC time and a short hash of what it holds, `20261130T004200Z-1a2b3c4d`.
+        path: its folder.
+    """
+
+    id: str
+    path: Path
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """`id`, `digest`, `created`, `changes`, `swapped`."""
+        return self._read(_META_FILE)
+
+    @property
+    def digest(self) -> str:
+        """Hash of resolved profile and manifest, equal for releases that would serve the same."""
+        return str(self.meta.get("digest", ""))
+
+    @property
+    def profile(self) -> dict[str, Any]:
+        """The resolved profile."""
+        return self._read(_PROFILE_FILE)
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """Versions and hashes of what was built."""
+        return self._read(_MANIFEST_FILE)
+
+    @property
+    def unit(self) -> Unit:
+        """The unit.
+
+        Raises:
+            ToolkitError: it is absent or damaged.
+        """
+        return read_unit(self.path)
+
+    @property
+    def swapped(self) -> tuple[str, ...]:
+        """Keys whose values came from a swap since the last deploy."""
+        return tuple(self.meta.get("swapped", ()))
+
+    @property
+    def acceptance(self) -> dict[str, Any] | None:
+        """The stored acceptance report; None for a release that was never accepted."""
+        value = read_json(self.path / ACCEPTANCE_FILE)
+        return value if isinstance(value, dict) else None
+
+    def _read(self, name: str) -> dict[str, Any]:
+        value = read_json(self.path / name)
+        if not isinstance(value, dict):
+            raise ToolkitError(f"{self.path / name}: absent or damaged", hint="deploy the profile again")
+        return value
+
+
+def content_digest(profile: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
+    """SHA-256 over the canonical JSON of both, in hexadecimal."""
+    canonical = json.dumps([profile, manifest], sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+class Store:
+    """The releases of one service."""
+
+    def __init__(self, paths: ServicePaths) -> None:
+        self._paths = paths
+
+    def new_id(self, digest: str, now: datetime | None = None) -> str:
+        """An id that no release has yet."""
+        stamp = (now or datetime.now(UTC)).strftime("%Y%m%dT%H%M%SZ")
+        base = f"{stamp}-{digest[:_DIGITS]}"
+        found, number = base, 1
+        while self.path(found).exists():
+            number += 1
+            found = f"{base}-{number}"
+        return found
+
+    def path(self, release_id: str) -> Path:
+        """Folder of the release, existing or not.
+
+        Raises:
+            ConfigError: the text is no release id.
+        """
+        if not _ID.match(release_id):
+            raise ConfigError(f"{release_id!r} is no release id", hint="ddtoolkit history lists them")
+        return self._paths.releases / release_id
+
+    def stage(
+        self,
+        release_id: str,
+        *,
+        profile: Mapping[str, Any],
+        unit: Unit,
+        manifest: Mapping[str, Any],
+        sources: Mapping[str, bytes] | None = None,
+        changes: Sequence[Change] = (),
+        swapped: Collection[str] = (),
+    ) -> Release:
+        """Write a new release; nothing serves it yet.
+
+        Args:
+            release_id: from `new_id`; the unit must carry it.
+            profile: resolved profile as a JSON object.
+            unit: what is to run.
+            manifest: versions and hashes of the build.
+            sources: profile files as the user wrote them, by file name.
+            changes: keys that differ from the release before.
+            swapped: keys whose values came from a swap since the last deploy.
+
+        Raises:
+            ToolkitError: the disk is full or the folder cannot be written; nothing is left behind.
+        """
+        path = self.path(release_id)
+        if unit.release != release_id:
+            raise ToolkitError(f"the unit is for release {unit.release}, not {release_id}")
+        meta = {
+            "id": release_id,
+            "digest": content_digest(profile, manifest),
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "changes": [asdict(change) for change in changes],
+            "swapped": sorted(swapped),
+        }
+        files = {
+            _PROFILE_FILE: json_bytes(profile),
+            UNIT_FILE: write_unit(unit),
+            _MANIFEST_FILE: json_bytes(manifest),
+            _META_FILE: json_bytes(meta),
+            **{f"{_SOURCES}/{Path(name).name}": data for name, data in (sources or {}).items()},
+        }
+        staging = self._paths.releases / f"{_STAGING}{release_id}"
+        try:
+            self._paths.releases.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(staging, ignore_errors=True)
+            _write_tree(staging, files)
+            staging.rename(path)
+            fsync_dir(self._paths.releases)
+        except OSError as error:
+            shutil.rmtree(staging, ignore_errors=True)
+            said = f"{path}: cannot write the release: {error.strerror}"
+            raise ToolkitError(said, hint="free some space; nothing was changed") from error
+        return Release(release_id, path)
+
+    def get(self, release_id: str) -> Release:
+        """The release with this id.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        path = self.path(release_id)
+        if not (path / _META_FILE).is_file():
+            raise ConfigError(f"no release {release_id} in {self._paths.releases}", hint="ddtoolkit history")
+        return Release(release_id, path)
+
+    def all(self) -> list[Release]:
+        """Every release, oldest first."""
+        try:
+            names = sorted(entry.name for entry in self._paths.releases.iterdir())
+        except OSError:
+            return []
+        found = [Release(name, self._paths.releases / name) for name in names if _ID.match(name)]
+        return [release for release in found if (release.path / _META_FILE).is_file()]
+
+    def current(self) -> Release | None:
+        """The release that `current` names; None before the first deploy."""
+        try:
+            name = self._paths.current.readlink().name
+        except OSError:
+            return None
+        with contextlib.suppress(ConfigError):
+            return self.get(name)
+        return None
+
+    def prepare_switch(self, release_id: str | None) -> None:
+        """Make the link that `switch` will rename, so that switching needs no space on the disk."""
+        if release_id is not None and not self._link(release_id).is_symlink():
+            self._link(release_id).symlink_to(Path("releases") / release_id)
+
+    def switch(self, release_id: str | None) -> None:
+        """Let `current` name this release, in one step; None removes it.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        if release_id is None:
+            self._paths.current.unlink(missing_ok=True)
+        else:
+            self.prepare_switch(release_id)
+            self._link(release_id).replace(self._paths.current)
+        fsync_dir(self._paths.base)
+
+    def forget_switches(self) -> None:
+        """Remove links that were prepared and not used."""
+        for link in self._paths.base.glob(".current-*"):
+            link.unlink(missing_ok=True)
+
+    def prune(self, keep: int, protect: Collection[str]) -> list[str]:
+        """Remove the oldest releases beyond `keep`, never a protected one; return the ids removed."""
+        releases = self.all()
+        old = releases[: max(len(releases) - keep, 0)]
+        removed = []
+        for release in old:
+            if release.id in protect:
+                continue
+            hidden = release.path.with_name(f"{_STAGING}{release.id}")
+            with contextlib.suppress(OSError):
+                release.path.rename(hidden)
+                shutil.rmtree(hidden, ignore_errors=True)
+                removed.append(release.id)
+        return removed
+
+    def _link(self, release_id: str) -> Path:
+        return self._paths.base / f".current-{release_id}"
+
+
+def _write_tree(folder: Path, files: Mapping[str, bytes]) -> None:
+    for new in (folder, folder / _SOURCES):
+        new.mkdir()
+        new.chmod(0o755)  # whatever the umask: the service's user reads its release
+    for name, data in files.items():
+        write_new(folder / name, data, 0o444)
+    fsync_dir(folder / _SOURCES)
+    fsync_dir(folder)
+
+
+def prepare_layout(root: Path | None, paths: ServicePaths) -> None:
+    """Create the service's folders: private ones private, and a root for local use its owner's alone.
+
+    Raises:
+        ToolkitError: one cannot be created.
+    """
+    try:
+        if root is not None:
+            make_private(root)
+        paths.releases.mkdir(parents=True, exist_ok=True, mode=0o755)
+        make_private(paths.state)
+    except OSError as error:
+        raise ToolkitError(f"{error.filename}: cannot be created: {error.strerror}") from error

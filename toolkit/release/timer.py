@@ -1,0 +1,98 @@
+"""Ends an experiment: `python -m toolkit.release.timer NAME [--root FOLDER]`, detached.
+
+It waits until the time is over, and goes away as soon as the record names another experiment or none. The
+return is a transaction like any other; while someone else holds the lock it waits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from toolkit.errors import LockedError, ToolkitError
+from toolkit.layout import Layout
+from toolkit.release.experiment import Experiment, read_experiment, set_timer
+from toolkit.release.host import ServiceHost
+from toolkit.service.detach import detach, start_module
+from toolkit.service.processes import identify
+
+_POLL = 1.0
+
+
+def spawn_timer(host: ServiceHost) -> None:
+    """Start the timer of the experiment that is recorded.
+
+    Raises:
+        ToolkitError: it cannot be started.
+    """
+    root = [] if host.layout.root is None else ["--root", str(host.layout.root)]
+    if why := start_module("toolkit.release.timer", host.name, *root):
+        raise ToolkitError(f"{host.name}: the experiment's timer cannot be started: {why}")
+
+
+def _same(host: ServiceHost, experiment: Experiment) -> bool:
+    now = read_experiment(host.paths)
+    return now is not None and (now.release, now.started) == (experiment.release, experiment.started)
+
+
+def _wait(host: ServiceHost, begun: Callable[[], None]) -> None:
+    """Body of the detached process."""
+    me = identify(os.getpid())
+    experiment = read_experiment(host.paths)
+    if experiment is None or me is None:
+        raise ToolkitError("no experiment is recorded")
+    experiment = set_timer(host.paths, experiment, me)
+    begun()
+    while _same(host, experiment):
+        if experiment.remaining > 0:
+            time.sleep(min(experiment.remaining, _POLL))
+            continue
+        if _return(host, experiment):
+            return
+        time.sleep(_POLL)
+
+
+def _return(host: ServiceHost, experiment: Experiment) -> bool:
+    """Return to the base unless someone else is at work; whether there is nothing left to do."""
+    from toolkit.release.controller import begin, follow, hold
+    from toolkit.release.request import Request
+
+    try:
+        with hold(host.layout, host.name, "end of the experiment", keep_timer=True):
+            if not _same(host, experiment):
+                return True
+            request = Request(
+                kind="return",
+                who=experiment.who,
+                command="end of the experiment",
+                release=experiment.base,
+                base=experiment.release,
+                keep_releases=experiment.keep_releases,
+            )
+            folder = begin(host.layout, host.name, request)
+            for _ in follow(folder):
+                pass
+    except LockedError:
+        return False
+    return True
+
+
+def main() -> int:
+    """Start the detached process; exit status 0 once it is on record."""
+    parser = argparse.ArgumentParser(prog="toolkit.release.timer")
+    parser.add_argument("name", help="name of the service")
+    parser.add_argument("--root", type=Path, help="root of a layout for local use")
+    options = parser.parse_args()
+    host = ServiceHost(Layout(options.root), options.name)
+    if why := detach(lambda begun: _wait(host, begun)):
+        sys.stderr.write(why)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,266 @@
+"""The transaction: stop, switch, start, wait for real tokens, acceptance, then commit or roll back.
+
+It runs detached on the host. Whatever ends its process, another one sees from the journal how far it came and
+finishes or reverses it (`recover`). The old release is always stopped before the new one starts, since it
+holds all GPUs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import ToolkitError
+from toolkit.release import ending
+from toolkit.release.experiment import forget_experiment
+from toolkit.release.host import ServiceHost
+from toolkit.release.judge import judge
+from toolkit.release.request import RELEASING, Acceptance, Outcome, Request, Status
+from toolkit.release.steps import StepFailedError, Steps
+from toolkit.release.store import PENDING_FILE, Release
+from toolkit.service.manager import ProcessStatus
+from toolkit.service.readiness import wait_ready
+from toolkit.service.secrets import stored_secrets, write_secrets
+from toolkit.service.unit import Unit
+
+SETTINGS_FILE = "acceptance-settings.json"
+BASE_SETTINGS_FILE = "base-settings.json"
+BASE_REPORT_FILE = "base-acceptance.json"
+_STOPPED_WORDS = {"start": "started", "stop": "stopped, and stays stopped", "restart": "restarted"}
+
+
+class Transaction:
+    """One request on one service, driven to an outcome. The caller holds the transaction's flock."""
+
+    def __init__(self, host: ServiceHost, request: Request, folder: Path) -> None:
+        self._host = host
+        self._store = host.store
+        self._request = request
+        self._folder = folder
+        self._steps = Steps(folder, self._log_tail)
+
+    def run(self) -> Outcome:
+        """Do what the request says."""
+        if self._request.kind not in RELEASING:
+            return self._run_simple()
+        try:
+            self._preflight()
+        except StepFailedError as failure:
+            return self._end("not_started", f"{failure.reason}; nothing was changed", hint=failure.hint)
+        try:
+            self._go(self._target())
+        except StepFailedError as failure:
+            return self._undo(failure.reason, failure.hint)
+        return self._commit()
+
+    def recover(self) -> Outcome:
+        """Finish or reverse what an earlier process began; decided by its journal alone."""
+        begun = self._steps.begun()
+        self._steps.note("recover", "the transaction's process had died; going on from its journal")
+        if self._request.kind not in RELEASING:
+            return self._run_simple()
+        if "stop_old" not in begun:
+            return self._end("not_started", "it was interrupted before anything was changed")
+        if begun[-1] != "commit":
+            return self._undo(f"it was interrupted at step {begun[-1]}")
+        try:
+            self._ensure_serving(self._target())
+        except StepFailedError as failure:
+            return self._undo(failure.reason, failure.hint)
+        return self._commit()
+
+    def _preflight(self) -> None:
+        """Everything that can be known before the old release is touched."""
+        with self._steps.step("preflight", "checking the release") as data:
+            unit = self._target().unit
+            self._host.manager(unit)
+            write_secrets(unit)
+            status = self._host.process_status()
+            data["base_should_run"] = not status.asked_to_stop
+            old = self._serving_unit() if status.active else None
+            if old is None or old.port != unit.port:
+                ending.require_free(unit)
+            for release in (self._request.base, self._request.release):
+                self._store.prepare_switch(release)
+
+    def _go(self, release: Release) -> None:
+        step = self._steps.step
+        with step("stop_old", "stopping the old release") as data:
+            forget_experiment(self._host.paths)
+            self._stop(data)
+        with step("switch", f"switching to {release.id}"):
+            self._store.switch(release.id)
+        with step("start_new", f"starting {release.id}"):
+            self._host.manager(release.unit).start(release.path)
+        with step("ready", "waiting for a real token") as data:
+            data["load_seconds"] = self._wait_ready(release.unit, patient=False)
+        if self._request.acceptance is not None:
+            with step("acceptance", "judging the release"):
+                self._judge(release, self._request.acceptance)
+
+    def _judge(self, release: Release, acceptance: Acceptance) -> None:
+        verdict = judge(
+            acceptance,
+            release.unit,
+            settings=self._folder / SETTINGS_FILE,
+            out=release.path / PENDING_FILE,
+            on_progress=lambda value: self._steps.progress("acceptance", value),
+        )
+        if not verdict.accepted:
+            raise ToolkitError(verdict.message)
+
+    def _commit(self) -> Outcome:
+        release = self._target()
+        try:
+            with self._steps.step("commit", f"{release.id} is accepted"):
+                ending.commit(self._host, self._request, release)
+        except StepFailedError as failure:
+            return self._undo(failure.reason, failure.hint)
+        outcome = self._end("committed", f"{release.id} serves")
+        ending.prune(self._host, self._request)
+        return outcome
+
+    def _undo(self, reason: str, hint: str | None = None) -> Outcome:
+        """Return to the base, or leave a first deploy stopped."""
+        forget_experiment(self._host.paths)
+        base = self._request.base
+        if base is None:
+            return self._undo_first(reason, hint)
+        try:
+            if not self._base_runs(base):
+                self._return_to(base)
+            if not self._base_should_run():
+                message = f"{reason}; {base} is current again and stopped, as it was before"
+                return self._end("rolled_back", message, hint=hint)
+            with self._steps.step("ready_old", f"waiting for a real token of {base}"):
+                self._wait_ready(self._store.get(base).unit, patient=True)
+        except StepFailedError as failure:
+            message = f"{reason}; returning to {base} failed too: {failure.reason}"
+            name = self._host.name
+            hint = failure.hint or f"ddtoolkit logs {name}; then ddtoolkit start {name}"
+            return self._end("rollback_failed", message, hint=hint)
+        self._report_base(base)
+        return self._end("rolled_back", f"{reason}; {base} serves again", hint=hint)
+
+    def _undo_first(self, reason: str, hint: str | None) -> Outcome:
+        message = f"{reason}; there is no earlier release, the service is stopped"
+        try:
+            with self._steps.step("stop_new", "stopping the new release") as data:
+                self._stop(data)
+        except StepFailedError as failure:
+            message = f"{reason}; there is no earlier release, and {failure.reason}"
+            hint = failure.hint
+        with self._steps.attempt("switch_back", "no release is current"):
+            self._store.switch(None)
+        return self._end("first_failed", message, hint=hint)
+
+    def _return_to(self, base: str) -> None:
+        # What cannot be stopped, and a link that cannot be set, must not keep the base from serving.
+        with self._steps.attempt("stop_new", "stopping the new release") as data:
+            self._stop(data)
+        with self._steps.attempt("switch_back", f"switching back to {base}"):
+            self._store.switch(base)
+        if self._base_should_run():
+            with self._steps.step("start_old", f"starting {base} again"):
+                release = self._store.get(base)
+                self._host.manager(release.unit).start(release.path)
+
+    def _report_base(self, base: str) -> None:
+        acceptance = self._request.base_acceptance
+        if acceptance is None:
+            return
+        with self._steps.attempt("acceptance_old", f"judging {base}"):
+            verdict = judge(
+                acceptance,
+                self._store.get(base).unit,
+                settings=self._folder / BASE_SETTINGS_FILE,
+                out=self._folder / BASE_REPORT_FILE,
+                on_progress=lambda value: self._steps.progress("acceptance_old", value),
+            )
+            if not verdict.accepted:
+                raise ToolkitError(f"{base} serves, but {verdict.message}")
+
+    def _run_simple(self) -> Outcome:
+        """Start, stop or restart the current release; there is nothing to return to."""
+        kind = self._request.kind
+        try:
+            if kind != "start":
+                with self._steps.step("stop_old", "stopping") as data:
+                    if kind == "restart":
+                        write_secrets(self._target().unit)
+                    self._stop(data)
+            if kind != "stop":
+                self._ensure_serving(self._target())
+        except StepFailedError as failure:
+            return self._end("failed", failure.reason, hint=failure.hint)
+        return self._end("committed", _STOPPED_WORDS[kind])
+
+    def _ensure_serving(self, release: Release) -> None:
+        status = self._status(release.unit)
+        if not (status.active and status.release == release.id):
+            with self._steps.step("start_new", f"starting {release.id}"):
+                self._host.manager(release.unit).start(release.path)
+        with self._steps.step("ready", "waiting for a real token"):
+            self._wait_ready(release.unit, patient=False)
+
+    def _wait_ready(self, unit: Unit, *, patient: bool) -> float:
+        """Wait for a token; an impatient wait fails at any end of the process, a patient one at its last."""
+        manager = self._host.manager(unit)
+        restarts = manager.status().restarts
+
+        def ended() -> str:
+            status = manager.status()
+            if not status.active:
+                return status.message
+            if patient or (status.state == "running" and status.restarts == restarts):
+                return ""
+            return f"{status.exit_words()} before its first token"
+
+        key = stored_secrets(unit).get("api-key")
+        took = wait_ready(unit.url, unit.load_timeout, ended=ended, api_key=key)
+        self._steps.came_up()
+        return round(took, 3)
+
+    def _stop(self, data: dict[str, Any]) -> None:
+        """Stop whatever serves now, whichever release that is."""
+        self._steps.went_down()
+        report = self._host.manager(self._serving_unit()).stop()
+        data["report"] = report.describe()
+        if not report.clean:
+            raise ToolkitError(
+                f"what serves cannot be stopped: {report.describe()}",
+                hint="end those processes by hand (a hung GPU driver needs a reboot) and try again",
+            )
+
+    def _target(self) -> Release:
+        if self._request.release is None:
+            raise ToolkitError("the request names no release")
+        return self._store.get(self._request.release)
+
+    def _serving_unit(self) -> Unit | None:
+        """The unit of what was started last."""
+        for candidate in (self._host.process_status().release, self._request.base, self._request.release):
+            if candidate is not None:
+                with contextlib.suppress(ToolkitError):
+                    return self._store.get(candidate).unit
+        return None
+
+    def _status(self, unit: Unit) -> ProcessStatus:
+        return self._host.manager(unit).status()
+
+    def _base_runs(self, base: str) -> bool:
+        """Whether the base is up already, by an earlier attempt to return to it."""
+        current = self._store.current()
+        status = self._host.process_status()
+        return status.active and status.release == base and current is not None and current.id == base
+
+    def _base_should_run(self) -> bool:
+        """False only where the base had been stopped on request before this transaction."""
+        return self._steps.said("preflight", "base_should_run", default=True)
+
+    def _log_tail(self) -> list[str]:
+        return self._host.manager(self._serving_unit()).log_tail()
+
+    def _end(self, status: Status, message: str, *, hint: str | None = None) -> Outcome:
+        return ending.end(self._host, self._request, self._steps, status, message, hint=hint)
