@@ -182,6 +182,7 @@ class Engine:
             )
         )
 
+    @torch.inference_mode()
     def abort(self, rid: str) -> None:
         """End a request; the next step reports it. An unknown id is no error, for it may just have ended."""
         for waiting in self._waiting:
