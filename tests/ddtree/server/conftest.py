@@ -120,11 +120,11 @@ def tree_arguments(tiny_pair):
 
 @pytest.fixture(scope="session")
 def start_server(tree_arguments):
-    """Starts further servers; `extra` flags come after those of the tiny pair."""
+    """Starts further servers; `extra` flags come after those of the tiny pair's tree server."""
 
     @contextlib.contextmanager
-    def start(*extra, **options):
-        server = Server([*tree_arguments, *extra], **options)
+    def start(*extra, arguments=tree_arguments, **options):
+        server = Server([*arguments, *extra], **options)
         try:
             yield server
         finally:

@@ -14,6 +14,7 @@ import uvicorn
 
 from toolkit.ddtree.server.app import create_app
 from toolkit.ddtree.server.args import ServerArgs, UsageError, parse_args
+from toolkit.ddtree.server.chat import ChatTemplate
 from toolkit.ddtree.server.debug_log import DebugLog
 from toolkit.ddtree.server.service import Service
 
@@ -56,16 +57,17 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def _load(args: ServerArgs) -> Service:
-    from toolkit.ddtree.engine import Engine
-
     debug_log = None
     if args.debug_file is not None:
         try:
             debug_log = DebugLog(args.debug_file, args.debug_file_bytes)
         except OSError as error:
             raise UsageError(f"--speculative-ddtree-debug-file {args.debug_file}: {error.strerror}") from None
+    from toolkit.ddtree.engine import Engine
+
     try:
-        return Service(args, Engine(args.engine), debug_log)
+        chat_template = ChatTemplate(args.engine.model_path)
+        return Service(args, Engine(args.engine), chat_template, debug_log)
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from None
 

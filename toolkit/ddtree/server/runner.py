@@ -24,6 +24,7 @@ Result = TypeVar("Result")
 
 _FAILED = "The engine failed while decoding this request; see the server's log."
 _MAX_FAILED_STEPS = 3  # in a row, before the engine counts as dead
+_JOIN_SECONDS = 10.0
 
 
 @dataclass(eq=False)
@@ -153,7 +154,7 @@ class EngineRunner:
     async def stop(self) -> None:
         """End the thread after its current round."""
         self._commands.put(self._end)
-        await asyncio.to_thread(self._thread.join, 30)
+        await asyncio.to_thread(self._thread.join, _JOIN_SECONDS)
 
     def submit(self, requests: Sequence[Request], *, counted: bool = True) -> list[Generation]:
         """Hand all of `requests` to the engine, or none.
@@ -293,13 +294,19 @@ class EngineRunner:
 
     def _take_commands(self) -> None:
         if not self.engine.has_work:
-            self._commands.get()()
+            self._obey(self._commands.get())
         while not self._stopping:
             try:
                 command = self._commands.get_nowait()
             except queue.Empty:
                 return
+            self._obey(command)
+
+    def _obey(self, command: Callable[[], None]) -> None:
+        try:
             command()
+        except Exception:
+            self._recover()
 
     def _end(self) -> None:
         self._stopping = True
@@ -334,11 +341,11 @@ class EngineRunner:
             self._loop.call_soon_threadsafe(self._deliver, outputs, time.monotonic())
 
     def _recover(self) -> None:
-        """Drop every request of a round that raised, and the cache it may have spoilt."""
-        log.exception("a decoding round failed; ending its %d request(s)", len(self._live))
+        """Drop every request in the engine after it raised, and the cache it may have spoilt."""
+        log.exception("the engine failed; ending its %d request(s)", len(self._live))
         self._failed_steps += 1
         if self._failed_steps >= _MAX_FAILED_STEPS:
-            raise RuntimeError(f"{self._failed_steps} rounds in a row failed")
+            raise RuntimeError(f"the engine failed {self._failed_steps} times in a row")
         failed = sorted(self._live)
         for rid in failed:
             self._abort(rid)

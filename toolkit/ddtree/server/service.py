@@ -29,16 +29,21 @@ class Service:
     Args:
         args: the server's arguments.
         engine: loaded; the service's runner uses it alone from `runner.start` on.
+        chat_template: the checkpoint's.
         debug_log: where debug lines go, or None.
 
     Raises:
-        ValueError: the checkpoint's chat template cannot be read.
+        ValueError: the checkpoint has no tokenizer.
     """
 
-    def __init__(self, args: ServerArgs, engine: Engine, debug_log: DebugLog | None) -> None:
+    def __init__(
+        self, args: ServerArgs, engine: Engine, chat_template: ChatTemplate, debug_log: DebugLog | None
+    ) -> None:
+        if engine.tokenizer is None:
+            raise ValueError(f"{args.engine.model_path}: no tokenizer.json; the server needs one")
         self.args = args
         self.tokenizer = engine.tokenizer
-        self.chat_template = ChatTemplate(args.engine.model_path)
+        self.chat_template = chat_template
         self.metrics = Metrics(args.served_model_name, args.engine)
         self.started = time.time()
         self.limits = args.engine.limits if args.engine.algorithm is Algorithm.DDTREE else None

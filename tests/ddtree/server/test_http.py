@@ -1,0 +1,193 @@
+"""Bad input over real connections: right status codes, and the server goes on (field case E10)."""
+
+import concurrent.futures
+import json
+import re
+import socket
+
+import httpx
+import pytest
+
+JSON = {"content-type": "application/json"}
+
+
+def _alive(server):
+    assert server.client.get("/health").status_code == 200
+    assert len(server.generate("still here", sampling_params={"max_new_tokens": 2})["output_ids"]) == 2
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        (b'{"text": "a"', 400, "not valid JSON"),
+        (b"[]", 400, "must be a JSON object"),
+        (b'{"temperature": NaN}', 400, "NaN"),
+        (b'{"nonsense": 1}', 400, "`nonsense` is not a known field"),
+        (b" " * (4 << 20) + b"{}", 413, "longer than 4194304 bytes"),
+    ],
+)
+def test_a_bad_body_is_refused_and_the_server_goes_on(server, path, body, status, said):
+    response = server.client.post(path, content=body, headers=JSON)
+    assert response.status_code == status
+    error = response.json()["error"]
+    assert said in error["message"]
+    assert error["type"] == "invalid_request_error"
+    assert set(error) == {"message", "type", "param", "code"}
+    _alive(server)
+
+
+def test_a_chunked_body_without_a_length_is_limited_too(server):
+    def parts():
+        for _ in range(80):
+            yield b" " * (1 << 16)
+
+    response = server.client.post("/generate", content=parts(), headers=JSON)
+    assert response.status_code == 413
+    _alive(server)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "said"),
+    [
+        ({"temperature": -1}, "`sampling_params.temperature`"),
+        ({"max_new_tokens": 0}, "`sampling_params.max_new_tokens`"),
+        ({"max_new_tokens": 10**9}, "`sampling_params.max_new_tokens`"),
+        ({"json_schema": "{}"}, "`sampling_params.json_schema` is not supported"),
+        ({"custom_params": {"ddtree": {"budget": 17}}}, "this server allows up to 16"),
+    ],
+)
+def test_bad_sampling_parameters_are_named(server, sampling, said):
+    response = server.client.post("/generate", json={"text": "a", "sampling_params": sampling})
+    assert response.status_code == 400
+    assert said in response.json()["error"]["message"]
+    _alive(server)
+
+
+def test_a_prompt_longer_than_the_context_is_refused_with_its_length(server):
+    limit = server.client.get("/server_info").json()["context_length"]
+    response = server.client.post("/v1/completions", json={"prompt": [1] * (limit + 5)})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert str(limit + 5) in error["message"]
+    assert str(limit) in error["message"]
+
+
+def test_an_unknown_model_is_404_and_the_served_and_default_names_are_not(server):
+    for name, status in (("other", 404), ("tiny", 200), ("default", 200)):
+        body = {"model": name, "prompt": "a", "max_tokens": 1}
+        response = server.client.post("/v1/completions", json=body)
+        assert response.status_code == status
+    assert server.client.get("/v1/models/other").json()["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/nowhere", 404), ("GET", "/generate", 405), ("DELETE", "/health", 405)],
+)
+def test_unknown_routes_answer_in_json(server, method, path, status):
+    response = server.client.request(method, path)
+    assert response.status_code == status
+    assert response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", None])
+def test_what_a_web_page_can_post_unasked_is_refused(server, content_type):
+    headers = {"content-type": content_type} if content_type else {}
+    response = server.client.post("/generate", content=b'{"text": "a"}', headers=headers)
+    assert response.status_code == 415
+
+
+def test_bytes_that_are_no_http_are_dropped(server):
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 10 + b"\r\n\r\n")
+        assert b"400" in connection.recv(1000)
+    _alive(server)
+
+
+def test_a_client_that_leaves_mid_stream_ends_its_request(server):
+    aborted = server.metric("sglang:num_aborted_requests_total")
+    body = {"text": "a", "stream": True, "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}
+    with server.client.stream("POST", "/generate", json=body) as response:
+        next(response.iter_lines())
+    server.wait_until(lambda: server.metric("sglang:num_aborted_requests_total") == aborted + 1)
+    server.wait_until(lambda: server.metric("sglang:num_running_reqs") == 0)
+    _alive(server)
+
+
+def test_a_client_that_leaves_while_it_waits_ends_its_request(server):
+    aborted = server.metric("sglang:num_aborted_requests_total")
+    body = {"text": "a", "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{server.url}/generate", json=body, timeout=0.1)
+    server.wait_until(lambda: server.metric("sglang:num_aborted_requests_total") == aborted + 1)
+    server.wait_until(lambda: server.metric("sglang:num_running_reqs") == 0)
+    _alive(server)
+
+
+def test_64_clients_at_once_get_what_one_alone_gets(server):
+    """Field case E13 too: the same prompt gives the same greedy text beside others."""
+    prompts = [f"client {i}" for i in range(64)]
+    alone = [server.generate(prompt)["output_ids"] for prompt in prompts[:8]]
+    with concurrent.futures.ThreadPoolExecutor(64) as pool:
+        together = list(pool.map(lambda prompt: server.generate(prompt)["output_ids"], prompts))
+    assert together[:8] == alone
+    assert all(len(ids) == 16 for ids in together)
+
+
+def test_a_request_id_in_use_is_refused(server):
+    body = {"text": ["a", "b"], "rid": ["same", "same"]}
+    response = server.client.post("/generate", json=body)
+    assert response.status_code == 400
+    assert "`same` is in use" in response.json()["error"]["message"]
+
+
+def test_neither_prompts_nor_tokens_are_logged(server):
+    server.generate("a very private prompt")
+    server.client.post("/generate", content=b'{"a very private": prompt', headers=JSON)
+    assert "private" not in server.log
+    assert "private" not in server.debug_file.read_text()
+
+
+def test_the_queue_is_bounded(start_server):
+    with start_server("--max-running-requests", "1", "--max-queued-requests", "1") as small:
+        body = {"text": "a", "sampling_params": {"max_new_tokens": 100, "ignore_eos": True}}
+        with concurrent.futures.ThreadPoolExecutor(6) as pool:
+            answers = list(
+                pool.map(lambda _: httpx.post(f"{small.url}/generate", json=body, timeout=60), range(6))
+            )
+        codes = sorted(answer.status_code for answer in answers)
+        assert codes.count(200) >= 2
+        assert set(codes) == {200, 503}
+        full = next(answer for answer in answers if answer.status_code == 503)
+        assert full.json()["error"]["code"] == "queue_full"
+        assert full.headers["retry-after"] == "1"
+        batch = {"text": ["a"] * 3, "sampling_params": body["sampling_params"]}
+        refused = small.client.post("/generate", json=batch)
+        assert refused.status_code == 400
+        assert "batch of 3" in refused.json()["error"]["message"]
+
+
+def test_keys_open_what_they_should(start_server, tmp_path):
+    config = tmp_path / "server.yaml"
+    config.write_text(json.dumps({"api-key": "user-key", "admin-api-key": "admin-key"}))
+    config.chmod(0o600)
+    with start_server("--config", str(config)) as locked:
+
+        def status(path, key=None, method="GET"):
+            headers = {"authorization": f"Bearer {key}"} if key else {}
+            return locked.client.request(method, path, headers=headers).status_code
+
+        assert status("/health") == 200
+        for path in ("/v1/models", "/server_info", "/metrics", "/health_generate"):
+            assert [status(path), status(path, "wrong"), status(path, "user-key")] == [401, 401, 200]
+        for path in ("/flush_cache", "/ddtree/self_check"):
+            assert [status(path), status(path, "user-key"), status(path, "admin-key")] == [401, 401, 200]
+        body = {"prompt": "a", "max_tokens": 1}
+        assert locked.client.post("/v1/completions", json=body).json()["error"]["code"] == "invalid_api_key"
+        headers = {"authorization": "Bearer user-key"}
+        assert locked.client.post("/v1/completions", json=body, headers=headers).status_code == 200
+        info = locked.client.get("/server_info", headers=headers).text
+        assert not re.search("user-key|admin-key", info + locked.log)

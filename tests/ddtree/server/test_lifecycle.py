@@ -1,0 +1,211 @@
+"""Starting, stopping, and faults while serving."""
+
+import concurrent.futures
+import json
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+# Breaks the engine where a request's cache salt asks for it.
+_FAULTS = """
+from toolkit.ddtree.engine import Engine
+add, round_, step = Engine.add, Engine._round, Engine.step
+
+def asked(requests, fault):
+    return any(fault in item.request.extra_key for item in requests)
+
+def faulty_add(self, request):
+    if "fail-add" in request.extra_key:
+        raise RuntimeError("injected")
+    add(self, request)
+
+def faulty_round(self):
+    if asked(self._running, "fail-round"):
+        raise RuntimeError("injected")
+    return round_(self)
+
+def faulty_step(self):
+    if asked(self._running, "fail-step"):
+        raise RuntimeError("injected")
+    if asked(self._running, "die"):
+        raise SystemExit("injected")
+    return step(self)
+
+Engine.add, Engine._round, Engine.step = faulty_add, faulty_round, faulty_step
+"""
+_LONG = {"temperature": 0, "max_new_tokens": 300, "ignore_eos": True}
+
+
+def _run(*arguments, seconds=30):
+    command = [sys.executable, "-m", "toolkit.ddtree.server", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+
+
+def test_a_fault_fails_its_requests_and_a_dead_engine_ends_the_process(start_server):
+    with start_server(sabotage=_FAULTS) as server:
+        for fault in ("fail-add", "fail-round", "fail-step"):
+            body = {"text": "a", "extra_key": fault, "sampling_params": _LONG}
+            response = server.client.post("/generate", json=body)
+            assert response.status_code == 500, fault
+            assert "see the server's log" in response.json()["error"]["message"]
+            events = server.stream("/generate", body)
+            assert events[-1]["error"]["type"] == "server_error"
+            assert server.client.get("/health").status_code == 200
+            assert len(server.generate("fine")["output_ids"]) == 16
+        assert server.log.count("RuntimeError: injected") == 6
+        assert server.metric("sglang:num_aborted_requests_total") == 6
+        assert server.metric("sglang:num_running_reqs") == 0
+        with httpx.Client(base_url=server.url) as other:
+            other.get("/health")  # a connection from before the death
+            body = {"text": "a", "extra_key": "die", "sampling_params": _LONG}
+            response = server.client.post("/generate", json=body)
+            assert response.status_code == 500
+            assert other.get("/health").status_code == 503
+            assert other.post("/generate", json={"text": "a"}).status_code == 503
+        assert server.process.wait(15) == 1
+
+
+@pytest.mark.parametrize("seconds", ["60", "0.2"])
+def test_sigterm_lets_requests_in_flight_end(start_server, seconds):
+    """Field case E12: they run to their end if that is soon enough, else they end cleanly at the limit."""
+    with (
+        start_server("--shutdown-timeout", seconds) as server,
+        concurrent.futures.ThreadPoolExecutor(3) as pool,
+    ):
+        body = {"prompt": "a", "temperature": 0, "max_tokens": 300, "ignore_eos": True}
+        whole = pool.submit(server.client.post, "/v1/completions", json=body)
+        streamed = pool.submit(server.stream, "/v1/completions", body)
+        server.wait_until(lambda: server.metric("sglang:num_running_reqs") == 2)
+        host, port = server.url.removeprefix("http://").split(":")
+        started = time.monotonic()
+        server.process.terminate()
+        last = streamed.result(60)[-1]["choices"][0]
+        response = whole.result(60)
+        assert server.process.wait(30) == 0
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((host, int(port)), timeout=1)
+        if seconds == "60":
+            assert response.json()["usage"]["completion_tokens"] == 300
+            assert last["finish_reason"] == "length"
+        else:
+            assert response.status_code == 503
+            assert last["finish_reason"] == "abort"
+            assert time.monotonic() - started < 10
+        assert "Traceback" not in server.log
+
+
+def test_a_full_disk_under_the_debug_file_stops_nothing(start_server):
+    """Field case E11."""
+    flags = ("--speculative-ddtree-debug-metrics", "--speculative-ddtree-debug-file", "/dev/full")
+    with start_server(*flags) as server:
+        answer = server.generate("disk full")
+        assert len(answer["output_ids"]) == 16
+        assert server.metric("ddtree:debug_lines_lost") == answer["meta_info"]["spec_verify_ct"]
+        assert server.log.count("No space left on device") == 1
+
+
+@pytest.mark.parametrize("algorithm", ["NONE", "DFLASH"])
+def test_the_other_modes_serve_and_count_under_their_own_label(tiny_pair, start_server, server, algorithm):
+    flags = ["--model-path", str(tiny_pair.target), "--speculative-algorithm", algorithm]
+    if algorithm == "DFLASH":
+        flags += ["--speculative-draft-model-path", str(tiny_pair.drafter)]
+    with start_server(arguments=flags) as other:
+        answer = other.generate("the same text in every mode")
+        assert answer["output_ids"] == server.generate("the same text in every mode")["output_ids"]
+        assert ("spec_verify_ct" in answer["meta_info"]) == (algorithm == "DFLASH")
+        assert "ddtree" not in answer["meta_info"]
+        assert other.metric("sglang:generation_tokens_total", mode=algorithm) == 16
+        assert other.metric("sglang:generation_tokens_total") == 16
+        steps = answer["meta_info"].get("spec_verify_ct", 0)
+        assert other.metric("sglang:spec_verify_calls_total", mode=algorithm) == steps
+        body = {"text": "a", "sampling_params": {"custom_params": {"ddtree": {"budget": 1}}}}
+        assert "does not decode with DDTREE" in other.client.post("/generate", json=body).text
+        assert other.client.get("/server_info").json()["speculative_algorithm"] == algorithm
+
+
+def test_the_ready_line_is_the_only_output_and_memory_is_small(server):
+    tree = "algorithm=DDTREE budget=16 topk_cap=8 expansion=best_first"
+    assert server.ready_line == f"ready: {server.url} model=tiny {tree}\n"
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    resident = int(re.search(r"VmRSS:\s+(\d+) kB", status)[1])
+    assert resident < 1.2e6
+    assert "transformers" not in Path(f"/proc/{server.process.pid}/maps").read_text()
+
+
+def test_a_port_in_use_is_said_before_anything_is_loaded(server):
+    port = server.url.rpartition(":")[2]
+    result = _run("--model-path", "/nowhere", "--port", port)
+    assert result.returncode == 1
+    assert result.stderr == f"ddtree server: cannot listen on 127.0.0.1 port {port}: Address already in use\n"
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--model-path", "/nowhere"], "/nowhere"),
+        (["{tree}", "--speculative-ddtree-budget", "3"], "budget"),
+        (["{tree}", "--context-length", "100000"], "context"),
+        (
+            ["{tree}", "--speculative-ddtree-debug-metrics", "--speculative-ddtree-debug-file", "/nowhere/x"],
+            "/nowhere/x: No such file",
+        ),
+        (["--model-path", "{no_tokenizer}"], "tokenizer.json"),
+        (["--model-path", "{bad_template}"], "chat template"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_in_one_line_with_exit_code_2(
+    tiny_pair, lucky_pair, tree_arguments, tmp_path, flags, said
+):
+    template = tmp_path / "target"
+    template.mkdir()
+    for path in tiny_pair.target.iterdir():
+        (template / path.name).symlink_to(path)
+    (template / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{% for %}"}))
+    places = {"target": tiny_pair.target, "no_tokenizer": lucky_pair.target, "bad_template": template}
+    arguments = []
+    for flag in flags:
+        arguments += tree_arguments if flag == "{tree}" else [flag.format(**places)]
+    result = _run("--port", "0", *arguments)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert said in result.stderr
+    assert result.stderr.startswith("ddtree server: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_the_checkpoints_own_chat_template_is_used(tiny_pair, start_server, tmp_path):
+    directory = tmp_path / "target"
+    directory.mkdir()
+    for path in tiny_pair.target.iterdir():
+        (directory / path.name).symlink_to(path)
+    template = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+        "<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    config = {"chat_template": template, "eos_token": {"content": "<|eos|>"}}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    with start_server("--model-path", str(directory)) as server:
+        assert server.client.get("/server_info").json()["has_chat_template"] is True
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "temperature": 0}
+        answer = server.client.post("/v1/chat/completions", json={**body, "return_token_ids": True}).json()
+        plain = {
+            "prompt": "<user>hi<|eos|><assistant>",
+            "max_tokens": 4,
+            "temperature": 0,
+            "return_token_ids": True,
+        }
+        same = server.client.post("/v1/completions", json=plain).json()
+        for key in ("prompt_token_ids", "token_ids"):
+            assert answer["choices"][0][key] == same["choices"][0][key]
+        body["messages"] = [{"role": "system", "content": "x"}]
+        refused = server.client.post("/v1/chat/completions", json=body)
+        assert refused.status_code == 400
+        assert "no system role" in refused.json()["error"]["message"]
