@@ -41,3 +41,10 @@ Overlays = Annotated[
     ),
 ]
 LockWait = Annotated[float, typer.Option("--lock-wait", min=0, help="Seconds to wait for the lock.")]
+NewBaseline = Annotated[
+    bool,
+    typer.Option(
+        "--new-baseline", help="Do not compare with the release before; the profile's thresholds still hold."
+    ),
+]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print every line of progress.")]

@@ -14,6 +14,8 @@ from pathlib import Path
 from toolkit.errors import ConfigError, ToolkitError
 from toolkit.layout import Layout
 from toolkit.profile.schema import Profile
+from toolkit.release.host import ServiceHost
+from toolkit.release.store import Release
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +97,17 @@ def remember(service: Deployed) -> None:
 def _records() -> Path:
     home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(home).expanduser() / "ddtoolkit" / "services"
+
+
+def current_release(service: Deployed) -> Release:
+    """The release that is to serve.
+
+    Raises:
+        ConfigError: nothing was deployed yet.
+    """
+    current = ServiceHost(service.layout, service.name).store.current()
+    if current is None:
+        raise ConfigError(
+            f"service {service.name!r} has no release yet", hint=f"ddtoolkit deploy profile {service.name}"
+        )
+    return current

@@ -16,7 +16,7 @@ from typing import Any
 
 from toolkit.errors import ConfigError, Problem
 from toolkit.profile.assignments import apply_sets, merge, node_of
-from toolkit.profile.lookup import find_profile, profile_files
+from toolkit.profile.lookup import find_profile, is_path, profile_files
 from toolkit.profile.nodes import MAX_BYTES, KeyPath, Node, Place, SyntaxProblem, compose, decode, format_path
 from toolkit.profile.reading import Reading, read, validate
 from toolkit.profile.schema import Profile
@@ -55,8 +55,8 @@ class Change:
     """A key whose value differs; JSON forms, None where the key is not set."""
 
     key: str
-    old: Any
-    new: Any
+    old: Any = None
+    new: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,8 @@ def load_profile(
     if len(roots) < len(loaded):
         raise ConfigError(problems)
     root = roots[0]
+    if not is_path(name_or_path):
+        problems += _other_name(root, path)
     for overlay in roots[1:]:
         problems += _names(overlay)
         root = merge(root, overlay)
@@ -193,6 +195,14 @@ def _origins(data: Mapping[str, Any], reading: Reading) -> Iterator[tuple[str, O
         node = reading.nodes.get(path)
         place = Place("default") if node is None else node.place
         yield format_path(path), Origin(place.source, place.line, place.column)
+
+
+def _other_name(root: Node, path: Path) -> list[Problem]:
+    name = root.value.get("name")
+    if name is None or not isinstance(name.value, str) or name.value == path.stem:
+        return []
+    message = f"is {name.value!r} in a file called {path.name}"
+    return [name.place.problem(message, key="name", hint=f"write `name: {path.stem}`")]
 
 
 def _names(overlay: Node) -> list[Problem]:

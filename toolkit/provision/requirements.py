@@ -40,7 +40,7 @@ class Requirements:
 def requirements(profile: Profile, layout: Layout) -> Requirements:
     """What `profile` needs of a host whose folders lie as `layout` says."""
     paths = layout.service(profile.name)
-    root = () if layout.root is None else ((layout.root, 0o755),)
+    root = () if layout.root is None else ((layout.root, 0o700),)
     return Requirements(
         directories=(
             *root,

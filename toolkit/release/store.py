@@ -18,6 +18,7 @@ from typing import Any
 
 from toolkit.errors import ConfigError, ToolkitError
 from toolkit.layout import ServicePaths
+from toolkit.profile.loading import Change
 from toolkit.service.files import fsync_dir, json_bytes, make_private, read_json, write_new
 from toolkit.service.unit import UNIT_FILE, Unit, read_unit, write_unit
 
@@ -31,15 +32,6 @@ _SOURCES = "sources"
 _ID = re.compile(r"^\d{8}T\d{6}Z-[0-9a-f]{8}(-\d+)?$")
 _STAGING = ".staging-"
 _DIGITS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One changed key of a resolved profile; None stands for absent."""
-
-    key: str
-    old: Any = None
-    new: Any = None
 
 
 @dataclass(frozen=True, slots=True)

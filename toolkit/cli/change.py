@@ -1,0 +1,152 @@
+"""swap, rollback, history."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from toolkit.cli.options import Json, LockWait, NewBaseline, ServiceName, Sets, Verbose, Yes
+from toolkit.cli.output import console, emit, say, table
+from toolkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from toolkit.release.request import Outcome
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.command("swap")(swap)
+    app.command("rollback")(rollback)
+    app.command("history")(history)
+
+
+def swap(
+    name: ServiceName = None,
+    sets: Sets = None,
+    experiment: Annotated[
+        bool, typer.Option("--experiment", help="Judge correctness only, and return to the base by itself.")
+    ] = False,
+    duration: Annotated[
+        str, typer.Option("--for", metavar="TIME", help="How long an experiment lasts, such as 30m or 2h.")
+    ] = "1h",
+    new_baseline: NewBaseline = False,
+    yes: Yes = False,
+    lock_wait: LockWait = 0.0,
+    verbose: Verbose = False,
+    as_json: Json = False,
+) -> None:
+    """Change keys of the deployed profile with one restart; undone by itself when it is worse."""
+    from toolkit.cli.progress import Lines
+    from toolkit.deploy.flow import Judging, describe, swap_changes
+    from toolkit.deploy.flow import swap as run_swap
+    from toolkit.deploy.locate import current_release, find_service
+
+    service = find_service(name)
+    seconds = _experiment_seconds(duration) if experiment else None
+    _, changes = swap_changes(current_release(service), sets or ())
+    if not changes:
+        say(f"{service.name}: nothing to do, every key has that value already")
+        if as_json:
+            emit({"ok": True, "service": service.name, "changes": [], "outcome": None})
+        return
+    say(f"swap on {service.name}, one restart:")
+    for line in describe(changes):
+        say(f"  {line}")
+    if seconds is not None:
+        say(f"  an experiment: returns to the release before after {duration}")
+    if as_json and not yes:
+        raise ConfigError("--json changes nothing without --yes", hint="add --yes")
+    outcome = run_swap(
+        service,
+        sets or (),
+        Lines(verbose=verbose).watcher(),
+        lock_wait=lock_wait,
+        judging=Judging(new_baseline=new_baseline, experiment_seconds=seconds),
+    )
+    _finish(service.name, outcome, as_json=as_json)
+
+
+def rollback(
+    name: ServiceName = None,
+    release: Annotated[
+        str | None, typer.Option("--to", metavar="RELEASE", help="A release that history shows.")
+    ] = None,
+    yes: Yes = False,
+    lock_wait: LockWait = 0.0,
+    verbose: Verbose = False,
+    as_json: Json = False,
+) -> None:
+    """Return to an earlier release, by default the accepted one before the current, with its own checks."""
+    from toolkit.cli.progress import Lines
+    from toolkit.deploy.flow import rollback as run_rollback
+    from toolkit.deploy.locate import find_service
+
+    service = find_service(name)
+    if as_json and not yes:
+        raise ConfigError("--json changes nothing without --yes", hint="add --yes")
+    outcome = run_rollback(service, release, Lines(verbose=verbose).watcher(), lock_wait=lock_wait)
+    _finish(service.name, outcome, as_json=as_json)
+
+
+def history(
+    name: ServiceName = None,
+    count: Annotated[int, typer.Option("-n", "--lines", min=1, help="Newest entries to show.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Who changed what, when, and how it ended; the newest last."""
+    from toolkit.deploy.flow import describe
+    from toolkit.deploy.locate import find_service
+    from toolkit.release.history import read
+    from toolkit.release.host import ServiceHost
+
+    service = find_service(name)
+    host = ServiceHost(service.layout, service.name)
+    entries = read(host.paths)[-count:]
+    if as_json:
+        emit([entry.to_json() for entry in entries])
+        return
+    current = host.store.current()
+    rows = table("when", "who", "what", "outcome", "release", "changes")
+    for entry in entries:
+        mark = " (current)" if current is not None and entry.release == current.id else ""
+        rows.add_row(
+            entry.when.replace("+00:00", "Z"),
+            entry.who,
+            entry.kind,
+            entry.outcome.replace("_", " "),
+            f"{entry.release or '-'}{mark}",
+            "\n".join(describe(entry.changes)) or "-",
+        )
+    console().print(rows)
+
+
+def _experiment_seconds(text: str) -> float:
+    from toolkit.profile.units import parse_duration
+
+    try:
+        seconds = float(parse_duration(text))
+    except ValueError as error:
+        raise ConfigError(f"--for {text!r} {error}") from None
+    if not 1 <= seconds <= 7 * 86400:
+        raise ConfigError(f"--for {text!r}: from 1s to 7d")
+    return seconds
+
+
+def _finish(name: str, outcome: Outcome | None, *, as_json: bool) -> None:
+    from toolkit.cli.progress import show_outcome
+
+    if outcome is not None:
+        show_outcome(outcome)
+    if as_json:
+        emit(
+            {
+                "ok": outcome is None or outcome.exit_code == 0,
+                "service": name,
+                "outcome": outcome and outcome.to_json(),
+            }
+        )
+    if outcome is not None and outcome.exit_code:
+        # The outcome is on the screen already; only its exit code is left to give.
+        sys.exit(outcome.exit_code)

@@ -1,0 +1,92 @@
+"""test."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from toolkit.cli.options import Json, ServiceName, Verbose
+from toolkit.cli.output import emit, say
+from toolkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from toolkit.acceptance.settings import Settings
+
+Level = Literal["quick", "full"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.command("test")(run_test)
+
+
+def run_test(
+    name: ServiceName = None,
+    url: Annotated[
+        str | None, typer.Option("--url", help="Any OpenAI-compatible server, whoever deployed it.")
+    ] = None,
+    level: Annotated[
+        Level | None, typer.Option("--level", help="full also restarts the service as DFLASH and as a chain.")
+    ] = None,
+    api_key_env: Annotated[
+        str | None,
+        typer.Option("--api-key-env", metavar="NAME", help="Variable that has the server's API key."),
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", metavar="FILE.png", help="Draw the report.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Keep the report as JSON.")
+    ] = None,
+    verbose: Verbose = False,
+    as_json: Json = False,
+) -> None:
+    """Run the acceptance checks against what serves; exit 1 when one fails."""
+    from toolkit.acceptance.run import run_acceptance
+    from toolkit.acceptance.table import print_report
+
+    settings = _settings(name, url, level, api_key_env)
+    say(f"testing {settings.url} ({settings.level})")
+
+    def tell(event: dict[str, object]) -> None:
+        if event.get("event") == "result":
+            detail = f" - {event.get('detail')}" if event.get("detail") and verbose else ""
+            say(f"  {event.get('name')}: {event.get('status')}{detail}")
+
+    report = run_acceptance(settings, tell)
+    print_report(report)
+    if out is not None:
+        from toolkit.acceptance.report import write_json
+
+        write_json(out, report.to_json())
+    if picture is not None:
+        from toolkit.acceptance.picture import draw
+
+        draw(report, picture)
+    if as_json:
+        emit(report.to_json())
+    if not report.accepted:
+        raise typer.Exit(1)
+
+
+def _settings(name: str | None, url: str | None, level: Level | None, api_key_env: str | None) -> Settings:
+    from toolkit.acceptance.settings import settings_for, settings_from_data
+    from toolkit.deploy.locate import current_release, find_service
+    from toolkit.profile.loading import profile_from_data
+
+    if url is not None:
+        if name is not None:
+            raise ConfigError("give a service or --url, not both")
+        if level == "full":
+            raise ConfigError("--level full swaps the server's config, which needs a service deployed here")
+        data: dict[str, object] = {"url": url}
+        if api_key_env is not None:
+            if api_key_env not in os.environ:
+                raise ConfigError(f"--api-key-env: the variable {api_key_env} is not set")
+            data["api_key"] = {"env": api_key_env}
+        return settings_from_data(data, source="--url")
+    release = current_release(find_service(name))
+    return settings_for(profile_from_data(release.profile), release.unit.url, level=level)

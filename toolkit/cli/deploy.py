@@ -1,0 +1,136 @@
+"""deploy profile, plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from toolkit.cli.options import Json, LockWait, NewBaseline, Overlays, ProfileName, Sets, Verbose, Yes
+from toolkit.cli.output import emit, say
+from toolkit.errors import EXIT_DIFFERENT, ConfigError
+
+if TYPE_CHECKING:
+    from toolkit.deploy.prepare import Prepared
+    from toolkit.release.request import Outcome
+
+deploy_app = typer.Typer(help="Deploy a profile.", no_args_is_help=True, rich_markup_mode=None)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.add_typer(deploy_app, name="deploy")
+    app.command("plan")(plan)
+
+
+@deploy_app.callback()
+def _group() -> None: ...
+
+
+@deploy_app.command("profile")
+def deploy_profile(
+    name: ProfileName,
+    overlays: Overlays = None,
+    sets: Sets = None,
+    yes: Yes = False,
+    lock_wait: LockWait = 0.0,
+    new_baseline: NewBaseline = False,
+    verbose: Verbose = False,
+    as_json: Json = False,
+) -> None:
+    """Deploy a profile on this machine: provision, build, restart once, judge, keep or undo."""
+    from toolkit.cli.progress import Lines, show_outcome
+    from toolkit.deploy.flow import Judging, deploy
+
+    prepared = _prepare(name, overlays, sets)
+    _show_plan(prepared)
+    if prepared.plan.empty:
+        _finish(prepared, None, as_json=as_json)
+        return
+    if as_json and not yes:
+        raise ConfigError(
+            "--json changes nothing without --yes", hint="add --yes, or use ddtoolkit plan --json"
+        )
+    _confirm_undone(prepared, yes=yes)
+    lines = Lines(verbose=verbose)
+    outcome = deploy(
+        prepared, lines.watcher(), lock_wait=lock_wait, judging=Judging(new_baseline=new_baseline)
+    )
+    if outcome is not None:
+        show_outcome(outcome)
+    _finish(prepared, outcome, as_json=as_json)
+
+
+def plan(
+    name: ProfileName,
+    overlays: Overlays = None,
+    sets: Sets = None,
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help=f"Exit with {EXIT_DIFFERENT} when there is something to do.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what a deploy would do and why; changes nothing."""
+    prepared = _prepare(name, overlays, sets)
+    _show_plan(prepared)
+    if as_json:
+        emit(prepared.plan.to_json())
+    if exit_code and not prepared.plan.empty:
+        raise typer.Exit(EXIT_DIFFERENT)
+
+
+def _prepare(name: str, overlays: Overlays, sets: Sets) -> Prepared:
+    from toolkit.deploy.prepare import prepare
+    from toolkit.profile.loading import load_profile
+
+    resolved = load_profile(name, overlays=overlays or (), sets=sets or ())
+    for warning in resolved.warnings:
+        say(f"warning: {warning}")
+    return prepare(resolved)
+
+
+def _show_plan(prepared: Prepared) -> None:
+    made = prepared.plan
+    if made.empty:
+        say(f"{made.service}: nothing to do, the profile is deployed and the service runs")
+        return
+    say(f"plan for {made.service} on this machine:")
+    for step in made.steps:
+        say(f"  {step.action:<12} {step.reasons[0]}")
+        for reason in step.reasons[1:]:
+            say(f"  {'':<12} {reason}")
+    if made.has("restart"):
+        known = "unknown" if made.downtime is None else f"about {made.downtime:.0f} s"
+        say(f"  expected time without a server: {known}")
+    for note in made.notes:
+        say(f"  note: {note}")
+
+
+def _confirm_undone(prepared: Prepared, *, yes: bool) -> None:
+    import sys
+
+    from toolkit.deploy.flow import describe
+
+    undone = prepared.plan.undone_swaps
+    if not undone or yes:
+        return
+    say("this deploy sets back what was swapped since the last one:")
+    for line in describe(undone):
+        say(f"  {line}")
+    if not sys.stdin.isatty():
+        raise ConfigError(
+            "swapped keys would be set back", hint="add --yes to set them back, or --set to keep a value"
+        )
+    if not typer.confirm("set them back?", err=True):
+        raise typer.Exit(1)
+
+
+def _finish(prepared: Prepared, outcome: Outcome | None, *, as_json: bool) -> None:
+    from toolkit.deploy.summary import next_lines, summary
+
+    if as_json:
+        emit(summary(prepared.host, prepared.plan, outcome))
+    if outcome is not None:
+        outcome.raise_for_status()
+    for line in next_lines(prepared.host, changed=outcome is not None):
+        say(line)

@@ -1,0 +1,121 @@
+"""validate, profiles list | show | schema, render."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from toolkit.cli.options import Json, Overlays, ProfileName, Sets
+from toolkit.cli.output import console, emit, say, table
+
+profiles_app = typer.Typer(
+    help="List profiles, show one, print the schema.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.command("validate")(validate)
+    app.add_typer(profiles_app, name="profiles")
+    app.command("render")(render)
+
+
+def validate(name: ProfileName, overlays: Overlays = None, sets: Sets = None, as_json: Json = False) -> None:
+    """Check a profile; every problem is shown with file, line, column and key."""
+    from toolkit.profile.loading import load_profile
+
+    resolved = load_profile(name, overlays=overlays or (), sets=sets or ())
+    for warning in resolved.warnings:
+        say(f"warning: {warning}")
+    say(f"{resolved.profile.name}: valid")
+    if as_json:
+        emit(
+            {"ok": True, "name": resolved.profile.name, "warnings": [str(item) for item in resolved.warnings]}
+        )
+
+
+@profiles_app.command("list")
+def list_(as_json: Json = False) -> None:
+    """List the profiles that a name finds."""
+    from toolkit.profile.loading import list_profiles
+
+    listings = list_profiles()
+    if as_json:
+        emit(
+            [
+                {
+                    "name": item.name,
+                    "description": item.description,
+                    "path": str(item.path),
+                    "problem": item.problem,
+                }
+                for item in listings
+            ]
+        )
+        return
+    rows = table("profile", "description", "file")
+    for item in listings:
+        rows.add_row(
+            item.name, item.description if item.problem is None else f"broken: {item.problem}", str(item.path)
+        )
+    console().print(rows)
+
+
+@profiles_app.command()
+def show(
+    name: ProfileName,
+    overlays: Overlays = None,
+    sets: Sets = None,
+    resolved: Annotated[
+        bool, typer.Option("--resolved", help="All keys, defaults too, with where each comes from.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show a profile: its file, or with --resolved every value and its origin."""
+    from toolkit.profile.loading import load_profile
+
+    loaded = load_profile(name, overlays=overlays or (), sets=sets or ())
+    if as_json:
+        emit(
+            {"profile": loaded.data, "origins": {key: str(origin) for key, origin in loaded.origins.items()}}
+        )
+    elif resolved:
+        from toolkit.profile.show import resolved_text
+
+        typer.echo(resolved_text(loaded))
+    else:
+        for source in loaded.sources:
+            typer.echo(source.path.read_text(encoding="utf-8"), nl=False)
+
+
+@profiles_app.command()
+def schema() -> None:
+    """Print the JSON schema of profiles, for editors."""
+    from toolkit.profile.schema import Profile
+
+    emit(Profile.model_json_schema(by_alias=True))
+
+
+def render(
+    name: ProfileName,
+    form: Annotated[
+        Literal["systemd", "argv", "ansible"],
+        typer.Option(
+            "--format", help="A systemd unit, the server's argument list, or the playbooks' settings."
+        ),
+    ] = "systemd",
+    overlays: Overlays = None,
+    sets: Sets = None,
+    systemd_version: Annotated[int, typer.Option(min=240, help="The host's systemd.")] = 255,
+) -> None:
+    """Print what a deploy would write, without touching any host."""
+    from toolkit.deploy.preview import render_profile
+    from toolkit.profile.loading import load_profile
+
+    loaded = load_profile(name, overlays=overlays or (), sets=sets or ())
+    rendered = render_profile(loaded.profile, form, systemd_version=systemd_version)
+    if isinstance(rendered, str):
+        typer.echo(rendered, nl=False)
+    else:
+        emit(rendered)

@@ -1,0 +1,71 @@
+"""Showing a flow as it runs: plain lines, each with the seconds since the start."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from toolkit.cli.output import say
+
+if TYPE_CHECKING:
+    from toolkit.deploy.flow import Watcher
+    from toolkit.release.journal import Event
+    from toolkit.release.request import Outcome
+
+
+class Lines:
+    """Prints steps and their progress on standard error.
+
+    Args:
+        verbose: print every line of progress, not only steps and their ends.
+    """
+
+    def __init__(self, *, verbose: bool) -> None:
+        self._verbose = verbose
+        self._start = time.monotonic()
+
+    def watcher(self) -> Watcher:
+        """This, as flows take it."""
+        from toolkit.deploy.flow import Watcher
+
+        return Watcher(step=self.step, line=self.line, event=self.event)
+
+    def step(self, name: str, message: str) -> None:
+        """A step begins."""
+        say(f"{time.monotonic() - self._start:6.1f}s  {name:<12} {message}")
+
+    def line(self, message: str) -> None:
+        """Progress within a step."""
+        if self._verbose and message:
+            say(f"{'':9}{'':12} {message}")
+
+    def event(self, event: Event) -> None:
+        """An event of the transaction."""
+        if event.state == "begin":
+            self.step(event.step, event.message)
+        elif event.state == "failed":
+            self.step(event.step, f"FAILED: {event.message}")
+        elif event.state == "progress":
+            self._progress(event)
+
+    def _progress(self, event: Event) -> None:
+        value = event.data.get("value", event.data)
+        if not isinstance(value, dict) or value.get("event") != "result":
+            return
+        status, name = value.get("status", ""), value.get("name", "")
+        detail = value.get("detail") or ""
+        if self._verbose or status != "passed":
+            say(f"{'':9}{'':12} {name}: {status}{' - ' if detail else ''}{detail}")
+        else:
+            say(f"{'':9}{'':12} {name}: {status}")
+
+
+def show_outcome(outcome: Outcome) -> None:
+    """The outcome of a transaction, with the server's last words when it failed."""
+    if outcome.log:
+        say("last lines of the server's output:")
+        for line in outcome.log:
+            say(f"  | {line}")
+    downtime = outcome.seconds.get("downtime")
+    tail = f" (without a server for {downtime:.1f} s)" if downtime is not None else ""
+    say(f"{outcome.kind}: {outcome.status.replace('_', ' ')}: {outcome.message}{tail}")

@@ -1,0 +1,166 @@
+"""status, logs, start, stop, restart, lock."""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from toolkit.cli.options import Json, LockWait, ServiceName, Verbose, Yes
+from toolkit.cli.output import console, emit, say, table
+from toolkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from toolkit.release.request import Kind
+
+lock_app = typer.Typer(help="Show or release the lock.", no_args_is_help=True, rich_markup_mode=None)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.command("status")(status)
+    app.command("logs")(logs)
+    app.command("start")(start)
+    app.command("stop")(stop)
+    app.command("restart")(restart)
+    app.add_typer(lock_app, name="lock")
+
+
+def _change(
+    name: str | None, kind: Kind, *, lock_wait: float, yes: bool, verbose: bool, as_json: bool
+) -> None:
+    from toolkit.cli.progress import Lines, show_outcome
+    from toolkit.deploy.flow import simple
+    from toolkit.deploy.locate import find_service
+
+    service = find_service(name)
+    if as_json and not yes:
+        raise ConfigError("--json changes nothing without --yes", hint="add --yes")
+    outcome = simple(service, kind, Lines(verbose=verbose).watcher(), lock_wait=lock_wait)
+    show_outcome(outcome)
+    if as_json:
+        emit({"ok": outcome.exit_code == 0, "service": service.name, "outcome": outcome.to_json()})
+    if outcome.exit_code:
+        sys.exit(outcome.exit_code)
+
+
+def start(
+    name: ServiceName = None,
+    yes: Yes = False,
+    lock_wait: LockWait = 0.0,
+    verbose: Verbose = False,
+    as_json: Json = False,
+) -> None:
+    """Start the current release and wait for real tokens."""
+    _change(name, "start", lock_wait=lock_wait, yes=yes, verbose=verbose, as_json=as_json)
+
+
+def stop(
+    name: ServiceName = None,
+    yes: Yes = False,
+    lock_wait: LockWait = 0.0,
+    verbose: Verbose = False,
+    as_json: Json = False,
+) -> None:
+    """Stop the service; it stays stopped."""
+    _change(name, "stop", lock_wait=lock_wait, yes=yes, verbose=verbose, as_json=as_json)
+
+
+def restart(
+    name: ServiceName = None,
+    yes: Yes = False,
+    lock_wait: LockWait = 0.0,
+    verbose: Verbose = False,
+    as_json: Json = False,
+) -> None:
+    """Restart the current release and wait for real tokens."""
+    _change(name, "restart", lock_wait=lock_wait, yes=yes, verbose=verbose, as_json=as_json)
+
+
+def logs(
+    name: ServiceName = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines come.")] = False,
+    lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="Lines to begin with.")] = 50,
+) -> None:
+    """Print the server's output."""
+    from toolkit.deploy.locate import find_service
+    from toolkit.service.control import logs as read_logs
+
+    service = find_service(name)
+    for line in read_logs(service.layout, service.name, lines=lines, follow=follow):
+        typer.echo(line)
+
+
+def status(name: ServiceName = None, as_json: Json = False) -> None:
+    """What serves, since when, with which config, and how it does now."""
+    from toolkit.deploy.locate import deployed_services, find_service
+    from toolkit.deploy.watch import observe
+
+    services = [find_service(name)] if name else deployed_services()
+    shown = [observe(service) for service in services]
+    if as_json:
+        emit(shown)
+        return
+    if not shown:
+        say("no service is deployed here")
+    for item in shown:
+        _show_status(item)
+
+
+def _show_status(item: dict[str, Any]) -> None:
+    rows = table("", "")
+    rows.show_header = False
+    for label, value in item["lines"]:
+        rows.add_row(label, value)
+    say(f"{item['service']}: {item['state']}")
+    console().print(rows)
+
+
+@lock_app.command("show")
+def lock_show(name: ServiceName = None, as_json: Json = False) -> None:
+    """Who holds the lock, since when, and what for."""
+    from toolkit.deploy.locate import find_service
+    from toolkit.release.host import ServiceHost
+
+    service = find_service(name)
+    holder = ServiceHost(service.layout, service.name).lock.holder()
+    if as_json:
+        emit({"service": service.name, "holder": None if holder is None else holder.to_json()})
+    elif holder is None:
+        say(f"{service.name}: not locked")
+    else:
+        held = f"held by {holder.who} for {holder.age()}: {holder.command}"
+        say(f"{service.name}: {held} (token {holder.token})")
+
+
+@lock_app.command("release")
+def lock_release(
+    token: Annotated[str, typer.Argument(help="The token that `lock show` prints.")],
+    name: Annotated[
+        str | None, typer.Option("--service", help="The service; the only one by default.")
+    ] = None,
+) -> None:
+    """Release a lock whose holder is gone; never ends a running transaction."""
+    from toolkit.deploy.locate import find_service
+    from toolkit.release.host import ServiceHost
+
+    service = find_service(name)
+    freed = ServiceHost(service.layout, service.name).lock.release(token)
+    say(f"{service.name}: released the lock of {freed.who}")
+
+
+def utc(seconds: float) -> str:
+    """A time as people read it."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def age(since: float) -> str:
+    """How long ago, in words."""
+    left = max(time.time() - since, 0)
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if left >= size:
+            return f"{left / size:.1f} {unit}"
+    return f"{left:.0f} s"

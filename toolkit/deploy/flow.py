@@ -1,0 +1,329 @@
+"""Deploy, swap and rollback on this machine.
+
+Each ends in a transaction that runs detached on the host; what is here only prepares it and watches it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolkit.acceptance.settings import settings_for
+from toolkit.build.builder import build
+from toolkit.build.environment import embedded_environment
+from toolkit.deploy.locate import Deployed, current_release, remember
+from toolkit.deploy.prepare import Prepared
+from toolkit.errors import ConfigError, ToolkitError
+from toolkit.plan.steps import shown
+from toolkit.profile.loading import Change, change_profile, differences, profile_from_data
+from toolkit.profile.schema import Profile, SecretRef
+from toolkit.provision.playbook import run_local
+from toolkit.provision.requirements import missing, requirements
+from toolkit.release.controller import begin, follow, hold, result
+from toolkit.release.host import ServiceHost
+from toolkit.release.journal import Event
+from toolkit.release.lock import whoami
+from toolkit.release.request import Acceptance, Kind, Outcome, Request
+from toolkit.release.store import Release, content_digest
+from toolkit.service.command import unit_for
+
+
+@dataclass(frozen=True, slots=True)
+class Watcher:
+    """What a flow tells whoever watches it.
+
+    Attributes:
+        step: called at the start of a step with its name and a line about it.
+        line: called with a line of progress within the step.
+        event: called with each event of the transaction.
+    """
+
+    step: Callable[[str, str], None]
+    line: Callable[[str], None]
+    event: Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Judging:
+    """How a change is judged.
+
+    Attributes:
+        new_baseline: do not compare with the base release's report; the thresholds of the profile still hold.
+        experiment_seconds: gate on correctness only and return to the base after this time.
+    """
+
+    new_baseline: bool = False
+    experiment_seconds: float | None = None
+
+
+def deploy(prepared: Prepared, watcher: Watcher, *, lock_wait: float, judging: Judging) -> Outcome | None:
+    """Carry out a planned deploy.
+
+    Returns:
+        The transaction's outcome; None when provisioning was all there was to do.
+
+    Raises:
+        LockedError: another change is under way.
+        ToolkitError: provisioning or the build failed; nothing that serves was touched.
+    """
+    plan = prepared.plan
+    remember(prepared.service)
+    if plan.has("provision"):
+        provision(prepared.profile, prepared.service, watcher)
+    if not (plan.has("release") or plan.has("start")):
+        return None
+    command = f"deploy profile {prepared.profile.name}"
+    with hold(
+        prepared.service.layout, prepared.service.name, command, wait=lock_wait, on_event=watcher.event
+    ) as session:
+        _refuse_if_moved(session.host, prepared.current)
+        if not plan.has("release"):
+            return _simple(prepared.service, "start", command, watcher)
+        sources = {source.path.name: source.path.read_bytes() for source in prepared.resolved.sources}
+        change = _Change(
+            "deploy", command, prepared.profile, prepared.resolved.data, plan.changes, (), sources
+        )
+        return _release(session.host, change, prepared.current, watcher, judging)
+
+
+def swap(
+    service: Deployed, sets: Sequence[str], watcher: Watcher, *, lock_wait: float, judging: Judging
+) -> Outcome | None:
+    """Change keys of the profile that is deployed, by one transaction.
+
+    Returns:
+        The outcome; None when every key has the asked value already.
+
+    Raises:
+        ConfigError: a key or value is wrong, or nothing is deployed.
+        LockedError: another change is under way.
+    """
+    command = "swap " + " ".join(f"--set {item}" for item in sets)
+    with hold(service.layout, service.name, command, wait=lock_wait, on_event=watcher.event) as session:
+        current = current_release(service)
+        profile, changes = swap_changes(current, sets)
+        if not changes:
+            return None
+        # What is on the host already needs no provisioning, but a swap may ask for more of the host.
+        if missing(requirements(profile, service.layout)):
+            provision(profile, service, watcher)
+        swapped = tuple({*current.swapped, *(change.key for change in changes)})
+        data = profile.model_dump(mode="json", by_alias=True)
+        kind: Kind = "swap" if judging.experiment_seconds is None else "experiment"
+        change = _Change(kind, command, profile, data, changes, swapped, {})
+        return _release(session.host, change, current, watcher, judging)
+
+
+def swap_changes(current: Release, sets: Sequence[str]) -> tuple[Profile, tuple[Change, ...]]:
+    """The changed profile and its diff.
+
+    Raises:
+        ConfigError: a key or value is wrong, or the key cannot be swapped.
+    """
+    if not sets:
+        raise ConfigError("nothing to swap", hint="--set speculative.budget=7")
+    profile, changes = change_profile(current.profile, sets)
+    fixed = [change.key for change in changes if change.key in ("name", "schema", "host.root")]
+    if fixed:
+        raise ConfigError(
+            f"{fixed[0]} cannot be swapped: it says which service this is",
+            hint="deploy a profile of its own",
+        )
+    return profile, tuple(changes)
+
+
+def rollback(service: Deployed, release_id: str | None, watcher: Watcher, *, lock_wait: float) -> Outcome:
+    """Go back to an earlier release with its own environment and its own checks.
+
+    Args:
+        service: the service.
+        release_id: None takes the newest accepted release before the current one.
+        watcher: told of every step.
+        lock_wait: seconds to wait for the lock.
+
+    Raises:
+        ConfigError: there is no such release.
+        LockedError: another change is under way.
+    """
+    command = f"rollback {release_id or ''}".strip()
+    with hold(service.layout, service.name, command, wait=lock_wait, on_event=watcher.event) as session:
+        current = current_release(service)
+        target = rollback_target(session.host, current, release_id)
+        changes = _changes_between(current, target)
+        profile = profile_from_data(target.profile)
+        request = Request(
+            kind="rollback",
+            who=whoami(),
+            command=command,
+            release=target.id,
+            base=current.id,
+            changes=changes,
+            acceptance=_acceptance(profile, target, None, Judging()),
+            keep_releases=profile.service.keep_releases,
+        )
+        return _run(service, request, watcher)
+
+
+def rollback_target(host: ServiceHost, current: Release, release_id: str | None) -> Release:
+    """The release that a rollback goes to.
+
+    Raises:
+        ConfigError: there is none, or it is the one that is current.
+    """
+    if release_id is not None:
+        target = host.store.get(release_id)
+        if target.id == current.id:
+            raise ConfigError(f"{target.id} is the current release already", hint="ddtoolkit history")
+        return target
+    earlier = [item for item in host.store.all() if item.id < current.id and item.acceptance is not None]
+    if not earlier:
+        raise ConfigError(
+            f"{host.name}: there is no accepted release before {current.id}", hint="ddtoolkit history"
+        )
+    return earlier[-1]
+
+
+def simple(service: Deployed, kind: Kind, watcher: Watcher, *, lock_wait: float) -> Outcome:
+    """Start, stop or restart the current release.
+
+    Raises:
+        LockedError: another change is under way.
+    """
+    with hold(service.layout, service.name, kind, wait=lock_wait, on_event=watcher.event):
+        return _simple(service, kind, kind, watcher)
+
+
+def provision(profile: Profile, service: Deployed, watcher: Watcher) -> None:
+    """Run the provision playbook on this machine.
+
+    Raises:
+        ToolkitError: a task failed.
+    """
+    watcher.step("provision", "folders, packages and free space, by Ansible")
+    done = run_local(
+        "provision.yml",
+        requirements(profile, service.layout).settings(),
+        on_task=lambda task: watcher.line(f"{task.task}: {task.outcome}"),
+    )
+    changed = [task.task for task in done if task.outcome == "changed"]
+    watcher.line(f"changed: {', '.join(changed)}" if changed else "changed nothing")
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    kind: Kind
+    command: str
+    profile: Profile
+    data: dict[str, Any]
+    changes: Sequence[Change]
+    swapped: tuple[str, ...]
+    sources: dict[str, bytes]
+
+
+def _release(
+    host: ServiceHost, change: _Change, base: Release | None, watcher: Watcher, judging: Judging
+) -> Outcome:
+    watcher.step("build", "environment, checkpoint hashes, kernel tuning")
+    manifest = build(change.profile, embedded_environment(), host.layout, on_progress=watcher.line)
+    release_id = host.store.new_id(content_digest(change.data, manifest))
+    environment = manifest["environment"]
+    unit = unit_for(
+        _tuned(change.profile, manifest),
+        release_dir=host.store.path(release_id),
+        layout=host.layout,
+        python=Path(environment["python"]),
+        environment={"PYTHONPATH": environment["path"]},
+    )
+    watcher.step("release", f"staging {release_id}")
+    release = host.store.stage(
+        release_id,
+        profile=change.data,
+        unit=unit,
+        manifest=manifest,
+        sources=change.sources,
+        changes=change.changes,
+        swapped=change.swapped,
+    )
+    request = Request(
+        kind=change.kind,
+        who=whoami(),
+        command=change.command,
+        release=release.id,
+        base=None if base is None else base.id,
+        changes=tuple(change.changes),
+        acceptance=_acceptance(change.profile, release, base, judging),
+        experiment_seconds=judging.experiment_seconds,
+        keep_releases=change.profile.service.keep_releases,
+    )
+    return _run(Deployed(host.name, host.layout), request, watcher)
+
+
+def _tuned(profile: Profile, manifest: dict[str, Any]) -> Profile:
+    """The profile with what the build measured wherever the profile leaves it open."""
+    threads = manifest["engine"].get("tuned", {}).get("threads")
+    if profile.engine.threads is not None or threads is None:
+        return profile
+    return profile.model_copy(update={"engine": profile.engine.model_copy(update={"threads": threads})})
+
+
+def _acceptance(profile: Profile, release: Release, base: Release | None, judging: Judging) -> Acceptance:
+    report = None
+    if base is not None and base.acceptance is not None and not judging.new_baseline:
+        report = base.path / "acceptance.json"
+    settings = settings_for(
+        profile,
+        release.unit.url,
+        base_report=report,
+        mode="acceptance" if judging.experiment_seconds is None else "experiment",
+    )
+    # The keys are handed over in the environment of the acceptance process, never in its settings.
+    keys = {
+        name: SecretRef(env=f"DDTOOLKIT_{name.upper()}")
+        for name in ("api_key", "admin_api_key")
+        if getattr(profile.service, name) is not None
+    }
+    return Acceptance(
+        command=(sys.executable, "-m", "toolkit.acceptance.run"),
+        settings=settings.model_copy(update=keys).model_dump(mode="json"),
+        time_limit=profile.acceptance.time_limit + 30,
+    )
+
+
+def _simple(service: Deployed, kind: Kind, command: str, watcher: Watcher) -> Outcome:
+    current = current_release(service)
+    release = None if kind == "stop" else current.id
+    return _run(service, Request(kind=kind, who=whoami(), command=command, release=release), watcher)
+
+
+def _run(service: Deployed, request: Request, watcher: Watcher) -> Outcome:
+    folder = begin(service.layout, service.name, request)
+    for event in follow(folder):
+        watcher.event(event)
+    outcome = result(folder)
+    if outcome is None:
+        raise ToolkitError(
+            "the transaction gave no outcome", hint=f"ddtoolkit status {service.name}; ddtoolkit logs"
+        )
+    return outcome
+
+
+def _refuse_if_moved(host: ServiceHost, planned: Release | None) -> None:
+    now = host.store.current()
+    if (now.id if now else None) != (planned.id if planned else None):
+        current = now.id if now else "no release"
+        raise ToolkitError(
+            f"{host.name} was changed while this deploy was planned: {current} is current",
+            hint="run the same command again to see the new plan",
+        )
+
+
+def _changes_between(current: Release, target: Release) -> tuple[Change, ...]:
+    return tuple(differences(current.profile, target.profile))
+
+
+def describe(changes: Sequence[Change]) -> list[str]:
+    """A diff for people, a line a key."""
+    return [f"{change.key}: {shown(change.old)} -> {shown(change.new)}" for change in changes]

@@ -1,0 +1,104 @@
+"""Observing this machine and planning a deploy; nothing is changed here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from toolkit.build.builder import checkpoint_marks
+from toolkit.build.environment import Environment, embedded_environment
+from toolkit.deploy.locate import Deployed, layout_of
+from toolkit.errors import ConfigError
+from toolkit.plan.steps import CurrentRelease, Desired, Observed, Plan, make_plan
+from toolkit.profile.loading import ResolvedProfile
+from toolkit.profile.schema import Profile
+from toolkit.provision.requirements import Requirements, missing, requirements
+from toolkit.release import history
+from toolkit.release.host import ServiceHost
+from toolkit.release.store import Release
+from toolkit.service import ports
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A planned deploy.
+
+    Attributes:
+        resolved: the profile with its origins.
+        service: name and place.
+        host: releases, lock and service manager.
+        needed: what the host needs.
+        environment: the engine's environment.
+        current: the current release, None before the first deploy.
+        plan: what is to be done.
+    """
+
+    resolved: ResolvedProfile
+    service: Deployed
+    host: ServiceHost
+    needed: Requirements
+    environment: Environment
+    current: Release | None
+    plan: Plan
+
+    @property
+    def profile(self) -> Profile:
+        """The profile to deploy."""
+        return self.resolved.profile
+
+
+def prepare(resolved: ResolvedProfile) -> Prepared:
+    """Observe this machine and plan the deploy of a profile on it.
+
+    Raises:
+        ConfigError: the profile needs what this machine or this release of the toolkit cannot do.
+        ToolkitError: the engine's libraries are not installed.
+    """
+    profile = resolved.profile
+    _check_supported(profile)
+    service = Deployed(profile.name, layout_of(profile))
+    host = ServiceHost(service.layout, service.name)
+    needed = requirements(profile, service.layout)
+    environment = embedded_environment()
+    current = host.store.current()
+    desired = Desired(resolved.data, environment, checkpoint_marks(profile))
+    observed = _observe(profile, host, needed, current)
+    plan = make_plan(service.name, desired, observed)
+    return Prepared(resolved, service, host, needed, environment, current, plan)
+
+
+def _observe(profile: Profile, host: ServiceHost, needed: Requirements, current: Release | None) -> Observed:
+    status = host.process_status()
+    held = None
+    if not status.active:
+        held = ports.busy(profile.service.bind, profile.service.port) or None
+    release = None
+    if current is not None:
+        release = CurrentRelease(current.id, current.profile, current.manifest, current.swapped)
+    return Observed(
+        missing=missing(needed),
+        release=release,
+        state=status.state,
+        foreign_port=held,
+        load_seconds=last_load_seconds(host),
+    )
+
+
+def last_load_seconds(host: ServiceHost) -> float | None:
+    """Seconds without a server in the last change that restarted it, None when there was none."""
+    for entry in reversed(history.read(host.paths)):
+        if entry.seconds and "downtime" in entry.seconds:
+            return float(entry.seconds["downtime"])
+    return None
+
+
+def _check_supported(profile: Profile) -> None:
+    if profile.engine.kind != "embedded":
+        raise ConfigError(
+            f"engine.kind {profile.engine.kind!r} is not deployed by this version on this machine",
+            hint="render its unit with: ddtoolkit render " + profile.name,
+        )
+    if profile.service.manager != "process":
+        raise ConfigError(
+            f"service.manager {profile.service.manager!r} is not driven by this version",
+            hint="set service.manager: process, or render the unit with: ddtoolkit render " + profile.name,
+        )

@@ -1,0 +1,47 @@
+"""What a deploy ends with: the result as data, the acceptance report, and what can be done next."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+from toolkit.plan.steps import Plan
+from toolkit.release.host import ServiceHost
+from toolkit.release.request import Outcome
+
+
+def summary(host: ServiceHost, plan: Plan, outcome: Outcome | None) -> dict[str, Any]:
+    """The result of a deploy, JSON-safe."""
+    current = host.store.current()
+    return {
+        "ok": outcome is None or outcome.status == "committed",
+        "service": host.name,
+        "release": None if current is None else current.id,
+        "url": None if current is None else current.unit.url,
+        "plan": plan.to_json(),
+        "outcome": None if outcome is None else outcome.to_json(),
+        "acceptance": None if current is None else current.acceptance,
+    }
+
+
+def next_lines(host: ServiceHost, *, changed: bool) -> list[str]:
+    """Lines that tell how to query, look at, change and stop the service."""
+    current = host.store.current()
+    if current is None or not changed:
+        return []
+    unit, name = current.unit, host.name
+    body = json.dumps(
+        {"model": current.profile["model"]["served_name"], "prompt": "def fibonacci(n):", "max_tokens": 48}
+    )
+    header = "-H 'Content-Type: application/json'"
+    key = ' -H "Authorization: Bearer $API_KEY"' if "api-key" in unit.secrets else ""
+    return [
+        "",
+        f"{name} serves at {unit.url} (release {current.id})",
+        f"  query it   curl {unit.url}/v1/completions{key} {header} -d {shlex.quote(body)}",
+        f"  look at it ddtoolkit status {name}; ddtoolkit logs -f {name}; ddtoolkit test {name}",
+        f"  change it  ddtoolkit swap {name} --set speculative.budget=32",
+        f"  undo it    ddtoolkit history {name}; ddtoolkit rollback {name}",
+        f"  stop it    ddtoolkit stop {name}",
+    ]

@@ -1,0 +1,173 @@
+"""The steps that lead from what is observed to what is desired, each with its reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from toolkit.build.environment import Environment
+from toolkit.profile.loading import Change, differences
+
+Action = Literal["provision", "build", "release", "restart", "start", "acceptance"]
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentRelease:
+    """The release that is to serve now.
+
+    Attributes:
+        id: release id.
+        profile: its resolved profile, JSON form.
+        manifest: its build manifest.
+        swapped: keys whose values came from a swap and not from a deploy.
+    """
+
+    id: str
+    profile: Mapping[str, Any]
+    manifest: Mapping[str, Any]
+    swapped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Desired:
+    """What a deploy asks for.
+
+    Attributes:
+        profile: the resolved profile, JSON form.
+        environment: the engine's environment.
+        checkpoints: size, mtime and inode of the checkpoints' files.
+    """
+
+    profile: Mapping[str, Any]
+    environment: Environment
+    checkpoints: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What a host shows.
+
+    Attributes:
+        missing: what the host lacks, a line each.
+        release: the current release, None before the first deploy.
+        state: state of the service as the service manager tells it.
+        foreign_port: what else holds the service's port, None when it is free or the service's own.
+        load_seconds: how long the last start took, None when unknown.
+    """
+
+    missing: Sequence[str] = ()
+    release: CurrentRelease | None = None
+    state: str = "stopped"
+    foreign_port: str | None = None
+    load_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step and why it is needed."""
+
+    action: Action
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Ordered steps; empty when there is nothing to do.
+
+    Attributes:
+        service: name of the service.
+        steps: what will happen, in order.
+        changes: keys whose values differ from the current release's.
+        undone_swaps: swapped keys that this plan would set back.
+        downtime: expected seconds without a server, None when unknown, 0.0 without a restart.
+    """
+
+    service: str
+    steps: tuple[Step, ...]
+    changes: tuple[Change, ...] = ()
+    undone_swaps: tuple[Change, ...] = ()
+    downtime: float | None = 0.0
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self.steps
+
+    def has(self, action: Action) -> bool:
+        """Whether a step of this kind is in the plan."""
+        return any(step.action == action for step in self.steps)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return asdict(self) | {"empty": self.empty}
+
+
+def make_plan(service: str, desired: Desired, observed: Observed) -> Plan:
+    """Compare desired with observed state.
+
+    The steps come in the order in which they run. A changed environment or checkpoint, or any changed key,
+    makes a new release and one restart; an unchanged profile whose service is down only starts it.
+    """
+    steps = []
+    if observed.missing:
+        steps.append(Step("provision", tuple(observed.missing)))
+    build = _build_reasons(desired, observed.release)
+    if build:
+        steps.append(Step("build", build))
+    changes = tuple(differences(observed.release.profile, desired.profile)) if observed.release else ()
+    release = _release_reasons(observed.release, changes, build)
+    running = observed.state in ("running", "starting")
+    downtime: float | None = 0.0
+    if release:
+        steps.append(Step("release", release))
+        action: Action = "restart" if running else "start"
+        reason = "the new release replaces the one that runs" if running else "the service does not run"
+        steps.append(Step(action, (reason,)))
+        steps.append(Step("acceptance", (f"level {desired.profile['acceptance']['level']}",)))
+        downtime = observed.load_seconds if running else 0.0
+    elif not running:
+        steps.append(Step("start", (f"the service is {observed.state}",)))
+    return Plan(
+        service=service,
+        steps=tuple(steps),
+        changes=changes,
+        undone_swaps=_undone(observed.release, changes),
+        downtime=downtime,
+    )
+
+
+def _build_reasons(desired: Desired, release: CurrentRelease | None) -> tuple[str, ...]:
+    if release is None:
+        return ("nothing is built yet",)
+    built = release.manifest.get("environment", {})
+    reasons = desired.environment.differences(built.get("versions", {}), built.get("source", ""))
+    if not reasons and built.get("digest") != desired.environment.digest:
+        reasons = [f"another interpreter: {desired.environment.python}"]
+    marks = release.manifest.get("checkpoints", {})
+    roles = sorted({*marks, *desired.checkpoints})
+    reasons += [
+        f"the {role} checkpoint changed" for role in roles if marks.get(role) != desired.checkpoints.get(role)
+    ]
+    return tuple(reasons)
+
+
+def _release_reasons(
+    release: CurrentRelease | None, changes: Sequence[Change], build: Sequence[str]
+) -> tuple[str, ...]:
+    if release is None:
+        return ("first deploy of this service",)
+    return tuple(f"{change.key}: {shown(change.old)} -> {shown(change.new)}" for change in changes) or tuple(
+        build
+    )
+
+
+def _undone(release: CurrentRelease | None, changes: Sequence[Change]) -> tuple[Change, ...]:
+    swapped = set(release.swapped) if release else set()
+    return tuple(change for change in changes if change.key in swapped)
+
+
+def shown(value: Any) -> str:
+    """A value as people read it in a diff."""
+    return "unset" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
