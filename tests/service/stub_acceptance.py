@@ -5,13 +5,13 @@ import json
 import sys
 import time
 import urllib.request
+from pathlib import Path
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--settings", required=True)
 parser.add_argument("--out", required=True)
 options = parser.parse_args()
-with open(options.settings) as file:
-    settings = json.load(file)
+settings = json.loads(Path(options.settings).read_text())
 time.sleep(settings.get("sleep", 0))
 if settings.get("crash"):
     raise RuntimeError("the acceptance program is broken")
@@ -29,8 +29,6 @@ try:
         print(json.dumps({"message": f"request {number}"}), flush=True)
 except OSError as error:
     reasons.append(f"no token: {error}")
-with open(options.out, "w") as file:
-    json.dump(
-        {"verdict": "refused" if reasons else "accepted", "reasons": reasons, "marks": sorted(marks)}, file
-    )
+report = {"verdict": "refused" if reasons else "accepted", "reasons": reasons, "marks": sorted(marks)}
+Path(options.out).write_text(json.dumps(report))
 sys.exit(1 if reasons else 0)

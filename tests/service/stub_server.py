@@ -9,6 +9,8 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
+from pathlib import Path
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--port", type=int, required=True)
@@ -32,7 +34,8 @@ if options.exit_at_once is not None:
 if options.ignore_term:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if options.grandchild:
-    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+    ignore = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    code = ignore + "; print('up', flush=True); time.sleep(60)"
     child = subprocess.Popen(
         [sys.executable, "-S", "-c", code],
         stdout=subprocess.PIPE,
@@ -45,11 +48,9 @@ if options.exit_after is not None:
 
 key = options.key
 if options.config:
-    with open(options.config) as file:
-        key = json.loads(file.read().partition('"api-key": ')[2].partition("\n")[0])
+    key = json.loads(Path(options.config).read_text().partition('"api-key": ')[2].partition("\n")[0])
 begin = time.monotonic()
-answered = 0
-lock = threading.Lock()
+requests = count(1)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -59,14 +60,12 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(200, {"mark": options.mark})
 
     def do_POST(self):
-        global answered
         self.rfile.read(int(self.headers["Content-Length"]))
         if key is not None and self.headers.get("Authorization") != f"Bearer {key}":
             return self.answer(401, {"error": "no key"})
         if time.monotonic() - begin < options.load:
             return self.answer(503, {"error": "loading"})
-        with lock:
-            answered += 1
+        answered = next(requests)
         if options.die_after is not None and answered > options.die_after:
             os.abort()
         if options.hang_after is not None and answered > options.hang_after:

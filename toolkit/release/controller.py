@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from toolkit.errors import ToolkitError
@@ -16,7 +16,7 @@ from toolkit.release.experiment import read_experiment
 from toolkit.release.host import HOST_FILE, ServiceHost, read_host
 from toolkit.release.journal import Event, create_journal, read_journal
 from toolkit.release.lock import LockInfo
-from toolkit.release.request import REQUEST_FILE, Outcome, Request, read_request
+from toolkit.release.request import RELEASING, REQUEST_FILE, Outcome, Request, read_request
 from toolkit.release.run import concluded
 from toolkit.release.store import prepare_layout
 from toolkit.release.timer import spawn_timer
@@ -79,6 +79,8 @@ def hold(
 def begin(layout: Layout, name: str, request: Request) -> Path:
     """Start the transaction in a detached process; the caller holds the lock.
 
+    A request whose base is an experiment gets the base of that experiment instead.
+
     Returns:
         The folder to `follow`.
 
@@ -87,6 +89,7 @@ def begin(layout: Layout, name: str, request: Request) -> Path:
         ToolkitError: the disk is full, or the process cannot be started; nothing was changed.
     """
     host = ServiceHost(layout, name)
+    request = _with_base(host, request)
     folder = host.paths.transaction
     staging = folder.with_name("transaction.new")
     if folder.exists() and not concluded(folder):
@@ -148,6 +151,19 @@ def result(folder: Path) -> Outcome | None:
         hint=f"ddtoolkit status {host.name}",
         transaction=request.id,
     )
+
+
+def _with_base(host: ServiceHost, request: Request) -> Request:
+    """What replaces an experiment falls back to the experiment's own base, which was accepted in full."""
+    experiment = read_experiment(host.paths)
+    if (
+        experiment is None
+        or request.kind not in RELEASING
+        or request.base != experiment.release
+        or request.release == experiment.base
+    ):
+        return request
+    return replace(request, base=experiment.base)
 
 
 def _write_transaction(host: ServiceHost, request: Request, folder: Path) -> None:

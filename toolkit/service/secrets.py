@@ -6,38 +6,25 @@ arguments, the release, or an error message.
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 
 from toolkit.errors import ToolkitError
 from toolkit.service.files import make_private, replace_file
 from toolkit.service.unit import SecretSource, Unit
 
-_COMMAND_LIMIT = 30.0
-_MAX_BYTES = 65536
+_NO_FOLDING = 1 << 20
 
 
-def read_secret(key: str, source: SecretSource) -> str:
-    """The secret that `source` points to, without one final newline.
+def read_secret(source: SecretSource) -> str:
+    """The secret that `source` points to.
 
     Raises:
-        ToolkitError: it cannot be read, is empty or no text; names the key and the place, never the value.
+        ToolkitError: it cannot be read or is no usable text; names the place, never the value.
     """
-    where = f"secret {key} from {source.describe()}"
-    if source.env is not None:
-        value = os.environ.get(source.env)
-        if value is None:
-            raise ToolkitError(f"{where}: the variable is not set", hint=f"export {source.env} and try again")
-    elif source.file is not None:
-        value = _decode(where, _read_file(where, source.file))
-    else:
-        value = _decode(where, _run(where, source.command or ()))
-    if not value:
-        raise ToolkitError(f"{where}: it is empty")
-    if not value.isprintable():
-        raise ToolkitError(f"{where}: it holds control characters or line breaks")
-    return value
+    from toolkit.profile.schema import SecretRef
+    from toolkit.profile.secrets import resolve_secret
+
+    return resolve_secret(SecretRef(env=source.env, file=source.file, command=source.command)).reveal()
 
 
 def write_secrets(unit: Unit) -> None:
@@ -53,14 +40,14 @@ def write_secrets(unit: Unit) -> None:
         return
     path = Path(unit.secrets_file)
     try:
-        values = {key: read_secret(key, source) for key, source in unit.secrets.items()}
+        values = {key: read_secret(source) for key, source in unit.secrets.items()}
     except ToolkitError:
         if path.is_file() and not path.is_symlink():
             return
         raise
     import yaml
 
-    data = yaml.safe_dump(values, allow_unicode=True, width=_MAX_BYTES, default_style='"').encode()
+    data = yaml.safe_dump(values, allow_unicode=True, width=_NO_FOLDING, default_style='"').encode()
     try:
         make_private(path.parent)
         if not path.is_file() or path.read_bytes() != data:
@@ -80,35 +67,3 @@ def stored_secrets(unit: Unit) -> dict[str, str]:
     except (OSError, yaml.YAMLError):
         return {}
     return {str(key): str(item) for key, item in value.items()} if isinstance(value, dict) else {}
-
-
-def _read_file(where: str, name: str) -> bytes:
-    try:
-        with Path(name).expanduser().open("rb") as file:
-            return file.read(_MAX_BYTES)
-    except OSError as error:
-        raise ToolkitError(f"{where}: {error.strerror}") from error
-
-
-def _run(where: str, command: tuple[str, ...]) -> bytes:
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_COMMAND_LIMIT, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise ToolkitError(f"{where}: it did not end within {_COMMAND_LIMIT:.0f} s") from None
-    except OSError as error:
-        raise ToolkitError(f"{where}: {error.strerror}") from error
-    if done.returncode != 0:
-        # What it printed may hold the secret.
-        said = f"{where}: it ended with status {done.returncode}"
-        raise ToolkitError(said, hint="run it by hand to see why")
-    return done.stdout
-
-
-def _decode(where: str, data: bytes) -> str:
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        raise ToolkitError(f"{where}: it is no UTF-8 text") from None
-    return text[:-1] if text.endswith("\n") else text

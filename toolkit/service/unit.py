@@ -104,6 +104,7 @@ class Unit:
 
     def __post_init__(self) -> None:
         problems = [
+            _text_problem(self.description, "description", "a description"),
             *(_text_problem(value, "engine.extra_args", "an argument") for value in self.argv),
             *(
                 _text_problem(value, f"service.environment.{name}", "a value")

@@ -1,0 +1,129 @@
+"""What commands do apart from deploying: logs, start, stop, restart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from toolkit.errors import ConfigError, ToolkitError
+from toolkit.layout import Layout
+from toolkit.release.controller import Session, begin, follow, hold, result
+from toolkit.release.host import ServiceHost
+from toolkit.release.journal import Event
+from toolkit.release.lock import whoami
+from toolkit.release.request import Kind, Outcome, Request
+from toolkit.service import logfile
+
+
+def logs(
+    layout: Layout,
+    name: str,
+    lines: int = 100,
+    *,
+    follow: bool = False,
+    ended: Callable[[], bool] | None = None,
+) -> Iterator[str]:
+    """The last `lines` lines of the server's output; with `follow` also each further one, across rotation.
+
+    Args:
+        layout: where things lie.
+        name: name of the service.
+        lines: how many come first.
+        follow: go on until `ended` says so, else for ever.
+        ended: asked whenever nothing new is there.
+
+    Raises:
+        ConfigError: the service has no log yet.
+    """
+    path = layout.service(name).log
+    if not path.is_file():
+        raise ConfigError(f"{path}: {name} has not written a log yet", hint=f"ddtoolkit status {name}")
+    if follow:
+        return logfile.follow(path, lines, ended=ended or (lambda: False))
+    return iter(logfile.tail(path, lines))
+
+
+def start(
+    layout: Layout,
+    name: str,
+    *,
+    wait: float = 0.0,
+    command: str = "start",
+    on_event: Callable[[Event], None] | None = None,
+) -> Outcome:
+    """Start the current release and wait for a real token; nothing happens to one that serves already.
+
+    Args:
+        layout: where things lie.
+        name: name of the service.
+        wait: seconds to wait for the lock.
+        command: the command given, for the history.
+        on_event: called with each event.
+
+    Raises:
+        ConfigError: nothing is deployed.
+        LockedError: someone else is changing the service.
+        ToolkitError: it cannot be begun.
+    """
+    return _simple(layout, name, "start", wait, command, on_event)
+
+
+def stop(
+    layout: Layout,
+    name: str,
+    *,
+    wait: float = 0.0,
+    command: str = "stop",
+    on_event: Callable[[Event], None] | None = None,
+) -> Outcome:
+    """Stop the service until `start` or a deploy. Arguments and errors as `start`."""
+    return _simple(layout, name, "stop", wait, command, on_event)
+
+
+def restart(
+    layout: Layout,
+    name: str,
+    *,
+    wait: float = 0.0,
+    command: str = "restart",
+    on_event: Callable[[Event], None] | None = None,
+) -> Outcome:
+    """Stop and start the current release and wait for a real token. Arguments and errors as `start`."""
+    return _simple(layout, name, "restart", wait, command, on_event)
+
+
+def run_request(
+    session: Session, request: Request, on_event: Callable[[Event], None] | None = None
+) -> Outcome:
+    """Begin a transaction under a lock that is held, watch it to its end, return its outcome.
+
+    Raises:
+        ToolkitError: it cannot be begun.
+    """
+    folder = begin(session.host.layout, session.host.name, request)
+    for event in follow(folder):
+        if on_event is not None:
+            on_event(event)
+    outcome = result(folder)
+    if outcome is None:
+        raise ToolkitError(
+            f"{session.host.name}: the transaction has no outcome yet", hint="ddtoolkit status"
+        )
+    return outcome
+
+
+def _simple(
+    layout: Layout,
+    name: str,
+    kind: Kind,
+    wait: float,
+    command: str,
+    on_event: Callable[[Event], None] | None,
+) -> Outcome:
+    if ServiceHost(layout, name).store.current() is None:
+        raise ConfigError(f"{name}: nothing is deployed", hint=f"ddtoolkit deploy profile {name}")
+    with hold(layout, name, command, wait=wait, on_event=on_event) as session:
+        current = session.host.store.current()
+        if current is None:
+            raise ConfigError(f"{name}: nothing is deployed", hint=f"ddtoolkit deploy profile {name}")
+        request = Request(kind=kind, who=whoami(), command=command, release=current.id)
+        return run_request(session, request, on_event)

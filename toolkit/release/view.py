@@ -1,0 +1,237 @@
+"""What `status` shows of a service; nothing here takes a lock or changes anything."""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from toolkit.errors import ToolkitError
+from toolkit.layout import Layout
+from toolkit.release.controller import result
+from toolkit.release.experiment import read_experiment
+from toolkit.release.host import ServiceHost
+from toolkit.release.journal import read_journal
+from toolkit.release.request import read_request
+from toolkit.release.store import Release
+from toolkit.service.manager import ProcessStatus
+from toolkit.service.unit import Unit
+
+_HEALTH_LIMIT = 1.0
+_FAILED_LINES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStatus:
+    """Everything that `status` shows of one service; every field is JSON-safe.
+
+    Attributes:
+        name: name of the service.
+        state: `running`, `starting` (it loads, or waits for a restart), `failed`,
+            `stopped`, or `absent` where nothing was ever deployed.
+        healthy: whether /health answers 200 now.
+        release: id of the current release.
+        started_release: id of the release that was started last; differs from `release` only inside a
+            transaction or after a failed one.
+        since: when the state was entered, seconds since the epoch.
+        pid: main process.
+        restarts: restarts by the manager since the last start.
+        exit_status: of the last main process that ended.
+        exit_signal: name of the signal that ended it.
+        message: the manager's own line.
+        url: base URL on this host.
+        manager: kind of service manager.
+        survives_reboot: whether it starts again after a reboot.
+        config: the profile's main values.
+        accepted: verdict and key figures of the stored acceptance report, None without one.
+        lock: holder of the lock, None when free.
+        transaction: the running, interrupted or last transaction.
+        experiment: the running experiment and the seconds it has left.
+        warnings: what an operator has to know.
+        log: last lines of output, when it failed.
+    """
+
+    name: str
+    state: str
+    healthy: bool = False
+    release: str | None = None
+    started_release: str | None = None
+    since: float | None = None
+    pid: int | None = None
+    restarts: int = 0
+    exit_status: int | None = None
+    exit_signal: str | None = None
+    message: str = ""
+    url: str | None = None
+    manager: str | None = None
+    survives_reboot: bool | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    accepted: dict[str, Any] | None = None
+    lock: dict[str, Any] | None = None
+    transaction: dict[str, Any] | None = None
+    experiment: dict[str, Any] | None = None
+    warnings: tuple[str, ...] = ()
+    log: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return asdict(self)
+
+
+def status(layout: Layout, name: str) -> ServiceStatus:
+    """Look at a service; takes no lock and changes nothing.
+
+    Raises:
+        ToolkitError: the current release is damaged.
+    """
+    host = ServiceHost(layout, name)
+    current = host.store.current()
+    common: dict[str, Any] = {
+        "lock": _lock(host),
+        "transaction": _transaction(host),
+        "experiment": _experiment(host),
+    }
+    if current is None:
+        process = host.process_status()
+        shown = process.state if process.since is not None else "absent"
+        return ServiceStatus(name, shown, message=process.message, **common)
+    unit = current.unit
+    manager = host.manager(unit)
+    process = manager.status()
+    healthy = process.pid is not None and _healthy(unit)
+    state: str = process.state
+    if state == "running" and not healthy and time.time() - (process.since or 0) < unit.load_timeout:
+        state = "starting"
+    return ServiceStatus(
+        name=name,
+        state=state,
+        healthy=healthy,
+        release=current.id,
+        started_release=process.release,
+        since=process.since,
+        pid=process.pid,
+        restarts=process.restarts,
+        exit_status=process.exit_status,
+        exit_signal=process.exit_signal,
+        message=process.message,
+        url=unit.url,
+        manager=manager.kind,
+        survives_reboot=manager.survives_reboot,
+        config=_config(current),
+        accepted=_accepted(current),
+        warnings=tuple(
+            _warnings(
+                current,
+                unit,
+                process,
+                survives_reboot=manager.survives_reboot,
+                mute=state == "running" and not healthy,
+            )
+        ),
+        log=tuple(manager.log_tail(_FAILED_LINES)) if process.state == "failed" else (),
+        **common,
+    )
+
+
+def _healthy(unit: Unit) -> bool:
+    host = unit.url.removeprefix("http://").rpartition(":")[0].strip("[]")
+    connection = http.client.HTTPConnection(host, unit.port, timeout=_HEALTH_LIMIT)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _config(release: Release) -> dict[str, Any]:
+    """The values by which people tell one release from another."""
+    profile = release.profile
+    model = profile.get("model") or {}
+    return {
+        "engine": (profile.get("engine") or {}).get("kind"),
+        "model": model.get("served_name"),
+        "speculative": profile.get("speculative"),
+        "changes": release.meta.get("changes", []),
+        "swapped": list(release.swapped),
+    }
+
+
+def _accepted(release: Release) -> dict[str, Any] | None:
+    report = release.acceptance
+    if report is None:
+        return None
+    keys = ("verdict", "started", "acceptance_length", "tokens_per_second")
+    return {key: report[key] for key in keys if key in report}
+
+
+def _lock(host: ServiceHost) -> dict[str, Any] | None:
+    info = host.lock.holder()
+    if info is None:
+        return None
+    return {"who": info.who, "command": info.command, "since": info.since, "stale": host.lock.stale(info)}
+
+
+def _transaction(host: ServiceHost) -> dict[str, Any] | None:
+    folder = host.paths.transaction
+    try:
+        request = read_request(folder)
+    except ToolkitError:
+        return None
+    events = read_journal(folder)
+    outcome = result(folder)
+    state = "running" if outcome is None else ("interrupted" if outcome.status == "interrupted" else "ended")
+    return {
+        "id": request.id,
+        "kind": request.kind,
+        "who": request.who,
+        "release": request.release,
+        "base": request.base,
+        "state": state,
+        "step": events[-1].step if events else None,
+        "message": outcome.message if outcome else (events[-1].message if events else ""),
+        "outcome": outcome.status if outcome else None,
+    }
+
+
+def _experiment(host: ServiceHost) -> dict[str, Any] | None:
+    experiment = read_experiment(host.paths)
+    if experiment is None:
+        return None
+    return {
+        "release": experiment.release,
+        "base": experiment.base,
+        "who": experiment.who,
+        "started": experiment.started,
+        "until": experiment.until,
+        "remaining": experiment.remaining,
+        "timed": experiment.timed,
+    }
+
+
+def _warnings(
+    release: Release, unit: Unit, process: ProcessStatus, *, survives_reboot: bool, mute: bool
+) -> Iterator[str]:
+    if not _loopback(unit.host) and "api-key" not in unit.secrets:
+        yield f"{unit.host}:{unit.port} is open to everyone who reaches it: no API key is set"
+    if not survives_reboot:
+        yield "it does not start again after a reboot (service.manager: process)"
+    if mute:
+        yield "it runs but does not answer /health"
+    if process.active and not process.supervised:
+        yield process.message
+    if process.active and process.release != release.id:
+        yield f"release {process.release} serves, while {release.id} is current"
+    for left in process.leftovers:
+        yield f"process {left} outlived a stop and could not be killed"
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
