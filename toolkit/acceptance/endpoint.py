@@ -7,6 +7,7 @@ Requests are sent with SGLang's native `/generate` where the server has it, else
 from __future__ import annotations
 
 import json
+import ssl
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -39,8 +40,13 @@ class EndpointError(ToolkitError):
 
     @property
     def refused(self) -> bool:
-        """Whether the server understood and said no (4xx), and so goes on serving."""
+        """Whether the server understood and said no (4xx)."""
         return self.status is not None and 400 <= self.status < 500
+
+    @property
+    def gone(self) -> bool:
+        """Whether the server no longer serves: no answer, or a word that there is none (502, 503, 504)."""
+        return self.status is None or self.status in (502, 503, 504)
 
 
 class TimeUpError(ToolkitError):
@@ -153,7 +159,10 @@ class Endpoint:
         self._keys = {False: api_key, True: admin_api_key or api_key}
         self._timeout = request_timeout
         self._deadline = deadline
+        # Reading the certificate authorities takes longer than a request, and http:// needs none.
+        plain = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._http = httpx.Client(
+            verify=plain if parts.scheme == "http" else True,
             base_url=self.url,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
             trust_env=parts.hostname not in _LOOPBACK,
@@ -165,6 +174,10 @@ class Endpoint:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close its connections."""
         self._http.close()
 
     @property

@@ -19,6 +19,7 @@ from toolkit.acceptance.endpoint import Ask, Endpoint, EndpointError, Generation
 from toolkit.acceptance.estimates import Estimate, ratio
 from toolkit.acceptance.metrics import COUNTERS, GAUGES, parse_metrics, pick
 from toolkit.acceptance.probing import Isolation, Output, PlainDecoder
+from toolkit.acceptance.prompts import prompts_hash
 from toolkit.acceptance.settings import Settings
 
 ALONE = 8
@@ -122,6 +123,7 @@ class Session:
         )
         self._untold: set[str] = set()
         self._has_metrics = True
+        self._settle = _SETTLE
 
     @property
     def identity(self) -> Identity:
@@ -160,6 +162,11 @@ class Session:
         else:
             return None
         return found if all(found) else None
+
+    @property
+    def prompts_hash(self) -> str:
+        """SHA-256 of the prompt texts."""
+        return prompts_hash(self.texts)
 
     @property
     def has_token_ids(self) -> bool:
@@ -266,11 +273,14 @@ class Session:
             self._sent[name] += value or 0
 
     def checkpoint(self) -> Checkpoint | None:
-        """Read the server's counters once they have caught up with what was sent (waits 1.5 s at most)."""
+        """Read the server's counters once they have caught up with what was sent.
+
+        Waits 1.5 s at most, and no more once they have failed to catch up.
+        """
         if not self._has_metrics:
             return None
         start = self.checkpoints[0] if self.checkpoints else None
-        give_up = time.monotonic() + min(_SETTLE, self.endpoint.remaining)
+        give_up = time.monotonic() + min(self._settle, self.endpoint.remaining)
         while True:
             text = self.endpoint.metrics_text()
             values = parse_metrics(text) if text is not None else {}
@@ -278,7 +288,10 @@ class Session:
             if not counted and not gauges:
                 self._has_metrics = False
                 return None
-            if start is None or self._caught_up(start, counted) or time.monotonic() > give_up:
+            if start is None or self._caught_up(start, counted):
+                break
+            if time.monotonic() > give_up:
+                self._settle = 0.0
                 break
             time.sleep(_POLL)
         checkpoint = Checkpoint(dict(self._sent), frozenset(self._untold), counted, sum(gauges.values()))

@@ -12,6 +12,9 @@ from toolkit.errors import ConfigError, Problem
 from toolkit.profile.schema import Profile, SecretRef
 
 
+KEY_VARIABLES = {"api_key": "DDTOOLKIT_API_KEY", "admin_api_key": "DDTOOLKIT_ADMIN_API_KEY"}
+
+
 class Settings(BaseModel):
     """Settings of one acceptance run. Secrets are references, never values.
 
@@ -88,6 +91,7 @@ def settings_for(
     base_report: Path | None = None,
     mode: Literal["acceptance", "experiment"] = "acceptance",
     level: Literal["quick", "full"] | None = None,
+    keys_from_environment: bool = True,
 ) -> Settings:
     """Settings for a release of `profile`.
 
@@ -97,8 +101,14 @@ def settings_for(
         base_report: report of the base release, which the new one must not fall behind.
         mode: "experiment" gates on correctness only.
         level: None takes the profile's.
+        keys_from_environment: keys that the profile sets are read from `DDTOOLKIT_API_KEY` and
+            `DDTOOLKIT_ADMIN_API_KEY`, as a transaction on the host passes them; else from where the profile
+            says, as on the controller.
     """
     accept, tree = profile.acceptance, profile.speculative
+    keys = {name: getattr(profile.service, name) for name in KEY_VARIABLES}
+    if keys_from_environment:
+        keys = {name: SecretRef(env=KEY_VARIABLES[name]) if key else None for name, key in keys.items()}
     speculative = tree.algorithm != "NONE"
     required = ["real_tokens", "many_requests"]
     if speculative and mode == "acceptance":
@@ -107,8 +117,8 @@ def settings_for(
         url=url or _url(profile.service.bind, profile.service.port),
         level=level or accept.level,
         mode=mode,
-        api_key=profile.service.api_key,
-        admin_api_key=profile.service.admin_api_key,
+        api_key=keys["api_key"],
+        admin_api_key=keys["admin_api_key"],
         algorithm=tree.algorithm,
         block_size=tree.block_size if speculative else None,
         budget=tree.budget if tree.algorithm == "DDTREE" else None,

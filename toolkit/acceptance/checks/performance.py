@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.acceptance.checks.counters import other_traffic
-from toolkit.acceptance.prompts import prompts_hash
 from toolkit.acceptance.result import CheckResult
 from toolkit.acceptance.session import Session
 
@@ -90,7 +89,7 @@ def _base(session: Session, keys: tuple[str, ...]) -> _Base:
         report = json.loads(Path(path).read_text(encoding="utf-8"))
         load = report["load"]
         same = (
-            report["prompts"]["sha256"] == prompts_hash(session.texts)
+            report["prompts"]["sha256"] == session.prompts_hash
             and load["concurrency"] == session.settings.concurrency
             and load["tokens"] == session.settings.load_tokens
             and load["compared_tokens"] == session.settings.max_new_tokens
