@@ -18,11 +18,13 @@ from toolkit.deploy.locate import Deployed, current_release, remember
 from toolkit.deploy.prepare import Prepared
 from toolkit.errors import ConfigError, ToolkitError
 from toolkit.plan.steps import shown
-from toolkit.profile.loading import Change, change_profile, differences, profile_from_data
+from toolkit.profile.changes import Change
+from toolkit.profile.loading import change_profile, differences, profile_from_data
 from toolkit.profile.schema import Profile, SecretRef
 from toolkit.provision.playbook import run_local
 from toolkit.provision.requirements import missing, requirements
-from toolkit.release.controller import begin, follow, hold, result
+from toolkit.release.control import run_request
+from toolkit.release.controller import Session, hold
 from toolkit.release.host import ServiceHost
 from toolkit.release.journal import Event
 from toolkit.release.lock import whoami
@@ -81,12 +83,13 @@ def deploy(prepared: Prepared, watcher: Watcher, *, lock_wait: float, judging: J
     ) as session:
         _refuse_if_moved(session.host, prepared.current)
         if not plan.has("release"):
-            return _simple(prepared.service, "start", command, watcher)
+            request = Request(kind="start", who=whoami(), command=command, release=prepared.current_id)
+            return run_request(session, request, watcher.event)
         sources = {source.path.name: source.path.read_bytes() for source in prepared.resolved.sources}
         change = _Change(
             "deploy", command, prepared.profile, prepared.resolved.data, plan.changes, (), sources
         )
-        return _release(session.host, change, prepared.current, watcher, judging)
+        return _release(session, change, prepared.current, watcher, judging)
 
 
 def swap(
@@ -114,7 +117,7 @@ def swap(
         data = profile.model_dump(mode="json", by_alias=True)
         kind: Kind = "swap" if judging.experiment_seconds is None else "experiment"
         change = _Change(kind, command, profile, data, changes, swapped, {})
-        return _release(session.host, change, current, watcher, judging)
+        return _release(session, change, current, watcher, judging)
 
 
 def swap_changes(current: Release, sets: Sequence[str]) -> tuple[Profile, tuple[Change, ...]]:
@@ -164,7 +167,7 @@ def rollback(service: Deployed, release_id: str | None, watcher: Watcher, *, loc
             acceptance=_acceptance(profile, target, None, Judging()),
             keep_releases=profile.service.keep_releases,
         )
-        return _run(service, request, watcher)
+        return run_request(session, request, watcher.event)
 
 
 def rollback_target(host: ServiceHost, current: Release, release_id: str | None) -> Release:
@@ -184,16 +187,6 @@ def rollback_target(host: ServiceHost, current: Release, release_id: str | None)
             f"{host.name}: there is no accepted release before {current.id}", hint="ddtoolkit history"
         )
     return earlier[-1]
-
-
-def simple(service: Deployed, kind: Kind, watcher: Watcher, *, lock_wait: float) -> Outcome:
-    """Start, stop or restart the current release.
-
-    Raises:
-        LockedError: another change is under way.
-    """
-    with hold(service.layout, service.name, kind, wait=lock_wait, on_event=watcher.event):
-        return _simple(service, kind, kind, watcher)
 
 
 def provision(profile: Profile, service: Deployed, watcher: Watcher) -> None:
@@ -224,8 +217,9 @@ class _Change:
 
 
 def _release(
-    host: ServiceHost, change: _Change, base: Release | None, watcher: Watcher, judging: Judging
+    session: Session, change: _Change, base: Release | None, watcher: Watcher, judging: Judging
 ) -> Outcome:
+    host = session.host
     watcher.step("build", "environment, checkpoint hashes, kernel tuning")
     manifest = build(change.profile, embedded_environment(), host.layout, on_progress=watcher.line)
     release_id = host.store.new_id(content_digest(change.data, manifest))
@@ -258,7 +252,7 @@ def _release(
         experiment_seconds=judging.experiment_seconds,
         keep_releases=change.profile.service.keep_releases,
     )
-    return _run(Deployed(host.name, host.layout), request, watcher)
+    return run_request(session, request, watcher.event)
 
 
 def _tuned(profile: Profile, manifest: dict[str, Any]) -> Profile:
@@ -290,24 +284,6 @@ def _acceptance(profile: Profile, release: Release, base: Release | None, judgin
         settings=settings.model_copy(update=keys).model_dump(mode="json"),
         time_limit=profile.acceptance.time_limit + 30,
     )
-
-
-def _simple(service: Deployed, kind: Kind, command: str, watcher: Watcher) -> Outcome:
-    current = current_release(service)
-    release = None if kind == "stop" else current.id
-    return _run(service, Request(kind=kind, who=whoami(), command=command, release=release), watcher)
-
-
-def _run(service: Deployed, request: Request, watcher: Watcher) -> Outcome:
-    folder = begin(service.layout, service.name, request)
-    for event in follow(folder):
-        watcher.event(event)
-    outcome = result(folder)
-    if outcome is None:
-        raise ToolkitError(
-            "the transaction gave no outcome", hint=f"ddtoolkit status {service.name}; ddtoolkit logs"
-        )
-    return outcome
 
 
 def _refuse_if_moved(host: ServiceHost, planned: Release | None) -> None:

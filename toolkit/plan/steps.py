@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from toolkit.build.environment import Environment
-from toolkit.profile.loading import Change, differences
+from toolkit.profile.changes import Change
+from toolkit.profile.loading import differences
 
 Action = Literal["provision", "build", "release", "restart", "start", "acceptance"]
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from toolkit.errors import ConfigError, Problem
 from toolkit.profile.assignments import apply_sets, merge, node_of
+from toolkit.profile.changes import Change
 from toolkit.profile.lookup import find_profile, is_path, profile_files
 from toolkit.profile.nodes import MAX_BYTES, KeyPath, Node, Place, SyntaxProblem, compose, decode, format_path
 from toolkit.profile.reading import Reading, read, validate
@@ -48,15 +49,6 @@ class Source:
 
     path: Path
     sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A key whose value differs; JSON forms, None where the key is not set."""
-
-    key: str
-    old: Any = None
-    new: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from toolkit.errors import ToolkitError
 from toolkit.layout import ServicePaths
-from toolkit.profile.loading import Change
+from toolkit.profile.changes import Change
 from toolkit.service.files import PRIVATE_FILE
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from toolkit.errors import RolledBackError, ServiceDownError, ToolkitError
-from toolkit.profile.loading import Change
+from toolkit.profile.changes import Change
 from toolkit.service.files import read_json
 
 REQUEST_FILE = "request.json"

@@ -18,7 +18,7 @@ from typing import Any
 
 from toolkit.errors import ConfigError, ToolkitError
 from toolkit.layout import ServicePaths
-from toolkit.profile.loading import Change
+from toolkit.profile.changes import Change
 from toolkit.service.files import fsync_dir, json_bytes, make_private, read_json, write_new
 from toolkit.service.unit import UNIT_FILE, Unit, read_unit, write_unit
 

@@ -1,0 +1,15 @@
+"""One changed key of a profile; apart from the schema, since code that only records changes needs no more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A key whose value differs; JSON forms, None where the key is not set."""
+
+    key: str
+    old: Any = None
+    new: Any = None
