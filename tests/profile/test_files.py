@@ -29,7 +29,11 @@ def refusal(path):
         (b"%YAML 9.0\n---\nname: a\n", (1, 1), "is no YAML"),
         (b"%YAML 1." + b"9" * 5000 + b"\n---\nname: a\n", (1, 9), "is no YAML"),
         (b"name: " + b"9" * 5000 + b"\nmodel: {drafter: {source: bundled}}", (1, 7), "must be"),
-        (b"schema: " + b"9" * 5000 + b"\nname: a\nmodel: {drafter: {source: bundled}}", (1, 9), "must be 1, not"),
+        (
+            b"schema: " + b"9" * 5000 + b"\nname: a\nmodel: {drafter: {source: bundled}}",
+            (1, 9),
+            "must be 1, not",
+        ),
     ],
 )
 def test_bytes_that_are_no_profile(tmp_path, raw, place, message):

@@ -219,22 +219,16 @@ def decode(raw: bytes, source: str) -> str:
     """The text of a profile's bytes: UTF-8, with or without a byte order mark.
 
     Raises:
-        SyntaxProblem: too long, not UTF-8, or with characters that YAML forbids (1.2.2, production 1).
+        SyntaxProblem: too long, or not UTF-8.
     """
     if len(raw) > MAX_BYTES:
         raise SyntaxProblem(Place(source).problem(f"is larger than {MAX_BYTES // 1024} KiB"))
     try:
-        text = raw.decode("utf-8-sig")
+        return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         head = raw[: error.start].decode("utf-8", "replace")
         hint = "save the file as UTF-8"
         raise SyntaxProblem(_end_of(head, source).problem("is not UTF-8 text", hint=hint)) from None
-    match = _UNPRINTABLE.search(text)
-    if match is not None:
-        name = "a NUL" if match[0] == "\0" else "a control character"
-        message = f"holds {name} (U+{ord(match[0]):04X})"
-        raise SyntaxProblem(_end_of(text[: match.start()], source).problem(message, hint="take it out"))
-    return text
 
 
 def compose(text: str, source: str) -> tuple[Node | None, list[Problem]]:
@@ -248,8 +242,10 @@ def compose(text: str, source: str) -> tuple[Node | None, list[Problem]]:
         The root, None for an empty document, and the problems in the order of the text.
 
     Raises:
-        SyntaxProblem: no YAML, or beyond the limits of depth and size.
+        SyntaxProblem: no YAML, characters that YAML forbids (1.2.2, production 1), or beyond the limits of
+            depth and size.
     """
+    _refuse_unprintable(text, source)
     builder = _Builder(source)
     loader: Any = yaml.SafeLoader(text)
     try:
@@ -263,6 +259,14 @@ def compose(text: str, source: str) -> tuple[Node | None, list[Problem]]:
     finally:
         loader.dispose()
     return builder.root, builder.problems
+
+
+def _refuse_unprintable(text: str, source: str) -> None:
+    match = _UNPRINTABLE.search(text)
+    if match is not None:
+        name = "a NUL" if match[0] == "\0" else "a control character"
+        message = f"holds {name} (U+{ord(match[0]):04X})"
+        raise SyntaxProblem(_end_of(text[: match.start()], source).problem(message, hint="take it out"))
 
 
 def _place(source: str, mark: Any) -> Place:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
-from toolkit.profile.nodes import KeyPath
+from toolkit.profile.nodes import KeyPath, format_path
 from toolkit.profile.schema import Profile
 
 Kind = Literal["map", "list", "text", "integer", "number", "boolean"]
@@ -115,6 +115,11 @@ def walk(shape: Shape, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Shape]]:
     for name, child in shape.keys.items():
         yield (*path, name), child
         yield from walk(child, (*path, name))
+
+
+def profile_keys() -> list[str]:
+    """Every fixed key of a profile, dotted, parents first."""
+    return [format_path(path) for path, _ in walk(profile_shape())]
 
 
 def _nearest(written: str, names: list[str]) -> str | None:

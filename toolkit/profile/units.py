@@ -22,8 +22,8 @@ _BYTES = {"B": Decimal(1)} | {
     for power, unit in ((i + 1, form.format(letter)) for i, letter in enumerate("KMGT"))
 }
 _WHOLE_SECONDS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
-_NUMBER_UNIT = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,3})?)\s*([A-Za-z]+)")
-_NUMBER = re.compile(r"[0-9]{1,15}(?:\.[0-9]{1,3})?")
+_NUMBER_UNIT = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,3})?)\s*([A-Za-z]+)")
+_NUMBER = re.compile(r"[0-9]{1,18}(?:\.[0-9]{1,3})?")
 
 
 def _parse(text: str, units: dict[str, Decimal], what: str, example: str) -> Decimal:

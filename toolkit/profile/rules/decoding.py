@@ -107,7 +107,8 @@ def _checkpoints(profile: Profile) -> Iterator[Finding]:
             )
         if checkpoint.revision is not None:
             yield error("the bundled pair has no revisions", f"{key}.revision", f"{key}.source")
-    if drafter is not None and (drafter.source == "bundled") != (target.source == "bundled"):
+    embedded = profile.engine.kind == "embedded"
+    if embedded and drafter is not None and (drafter.source == "bundled") != (target.source == "bundled"):
         yield error(
             "a drafter belongs to the target that it was trained on; the bundled two go together",
             "model.drafter.source",

@@ -1,0 +1,231 @@
+"""Names, overlays, origins, stored profiles and what changes between two."""
+
+import hashlib
+import json
+import subprocess
+import sys
+
+import pytest
+
+from toolkit.errors import ConfigError
+from toolkit.profile.loading import (
+    Change,
+    change_profile,
+    differences,
+    list_profiles,
+    load_profile,
+    profile_from_data,
+)
+
+
+def problems(call, *arguments, **options):
+    with pytest.raises(ConfigError) as caught:
+        call(*arguments, **options)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+SMALL = "name: {}\nmodel: {{drafter: {{source: bundled}}}}\n"
+
+
+def test_the_shipped_profile_is_valid_without_warnings(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    resolved = load_profile("local-cpu")
+    assert resolved.profile.name == "local-cpu"
+    assert resolved.warnings == ()
+
+
+def test_names_are_found_in_order(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DDTOOLKIT_PROFILES", str(tmp_path / "mine"))
+    write(tmp_path / "mine" / "one.yaml", SMALL.format("one") + "description: mine\n")
+    write(tmp_path / "mine" / "local-cpu.yaml", SMALL.format("local-cpu") + "description: mine\n")
+    assert load_profile("one").profile.description == "mine"
+    assert load_profile("local-cpu").profile.description == "mine"
+    write(tmp_path / "profiles" / "one.yml", SMALL.format("one") + "description: here\n")
+    assert load_profile("one").profile.description == "here"
+    assert str(load_profile("one").origins["name"]) == "profiles/one.yml:1:7"
+    assert [(item.name, item.description) for item in list_profiles()] == [
+        ("local-cpu", "mine"),
+        ("one", "here"),
+    ]
+
+
+def test_an_unknown_name_gets_the_nearest(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="no profile 'local-cup' in ") as caught:
+        load_profile("local-cup")
+    assert caught.value.hint == "did you mean local-cpu?"
+
+
+def test_a_name_must_be_that_of_the_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "profiles" / "one.yaml", SMALL.format("two"))
+    assert problems(load_profile, "one") == [
+        "profiles/one.yaml:1:7: name: is 'two' in a file called one.yaml (write `name: one`)"
+    ]
+    assert load_profile("profiles/one.yaml").profile.name == "two"
+
+
+def test_a_wrong_folder_variable_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("DDTOOLKIT_PROFILES", str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="DDTOOLKIT_PROFILES"):
+        load_profile("local-cpu")
+
+
+def test_broken_profiles_are_listed_as_broken(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "profiles" / "bad.yaml", "name: bad\nbudget: 7\n")
+    write(tmp_path / "profiles" / "notes.txt", "no profile")
+    bad, good = list_profiles()
+    assert (bad.name, good.name, good.problem) == ("bad", "local-cpu", None)
+    assert "profiles/bad.yaml:2:1: budget: no such key" in bad.problem
+
+
+def test_sources_have_their_hashes(small, tmp_path):
+    overlay = write(tmp_path / "over.yaml", "speculative: {budget: 9}\n")
+    resolved = load_profile(str(small), overlays=[overlay])
+    assert [(source.path, source.sha256) for source in resolved.sources] == [
+        (path, hashlib.sha256(path.read_bytes()).hexdigest()) for path in (small, overlay)
+    ]
+
+
+def test_overlays_merge_maps_and_replace_the_rest(tmp_path):
+    base = write(
+        tmp_path / "base.yaml",
+        SMALL.format("a")
+        + "engine: {extra_args: [--one, --two]}\nservice: {environment: {A: 1, B: 2}, port: 1000}\n",
+    )
+    first = write(
+        tmp_path / "first.yaml",
+        "engine:\n  extra_args: [--three]\nservice:\n  environment: {B: 3, C: 4}\n",
+    )
+    second = write(tmp_path / "second.yaml", "service: {environment: {C: 5}}\n")
+    resolved = load_profile(str(base), overlays=[first, second])
+    assert resolved.data["engine"]["extra_args"] == ["--three"]
+    assert resolved.data["service"]["environment"] == {"A": "1", "B": "3", "C": "5"}
+    assert resolved.data["service"]["port"] == 1000
+    assert str(resolved.origins["engine.extra_args"]) == f"{first}:2:15"
+    assert str(resolved.origins["service.environment.A"]) == f"{base}:4:28"
+    assert str(resolved.origins["service.environment.B"]) == f"{first}:4:20"
+    assert str(resolved.origins["service.environment.C"]) == f"{second}:1:28"
+
+
+def test_problems_of_overlays_point_into_them(small, tmp_path):
+    overlay = write(tmp_path / "over.yaml", "name: other\nspeculative: {buget: 9, budget: 2, topk_cap: x}\n")
+    assert problems(load_profile, str(small), overlays=[overlay]) == [
+        f"{overlay}:1:1: name: an overlay cannot change the name (take it out)",
+        f"{overlay}:2:15: speculative.buget: no such key (did you mean budget?)",
+        f"{overlay}:2:46: speculative.topk_cap: must be an integer from 1 to 1024, not 'x'",
+    ]
+
+
+def test_a_broken_overlay_and_a_broken_base_are_both_reported(tmp_path):
+    base = write(tmp_path / "base.yaml", "name: a\n\tx\n")
+    overlay = write(tmp_path / "over.yaml", "")
+    found = problems(load_profile, str(base), overlays=[overlay, tmp_path / "none.yaml"])
+    assert [line.split(": ")[0].removeprefix(f"{tmp_path}/") for line in found] == [
+        "base.yaml:2:1",
+        "over.yaml",
+        "none.yaml",
+    ]
+
+
+def test_a_rule_broken_by_an_overlay_points_at_the_key(small, tmp_path):
+    overlay = write(tmp_path / "over.yaml", "speculative:\n  block_size: 32\n")
+    (found,) = problems(load_profile, str(small), overlays=[overlay])
+    assert found.startswith(f"{small}:4:3: speculative.budget: 16 is below block_size - 1 = 31")
+
+
+def test_the_resolved_form_is_itself_a_profile(small, tmp_path):
+    resolved = load_profile(str(small), sets=["service.environment.A=on", "service.load_timeout=1.5s"])
+    again = write(tmp_path / "again.yaml", json.dumps(resolved.data))
+    assert load_profile(str(again)).data == resolved.data
+    assert profile_from_data(json.loads(json.dumps(resolved.data))) == resolved.profile
+
+
+def test_every_value_has_an_origin(small):
+    resolved = load_profile(str(small))
+    assert str(resolved.origins["speculative.budget"]) == f"{small}:4:11"
+    assert str(resolved.origins["service.environment"]) == "default"
+    assert len(resolved.origins) > 50
+
+
+def test_change_profile_gives_the_changes(small):
+    data = load_profile(str(small)).data
+    profile, changes = change_profile(data, ["speculative.budget=7", "speculative.topk_cap=1"])
+    assert changes == [Change("speculative.budget", 16, 7), Change("speculative.topk_cap", 8, 1)]
+    assert (profile.speculative.budget, profile.speculative.topk_cap) == (7, 1)
+    assert change_profile(data, ["speculative.budget=16"])[1] == []
+
+
+def test_change_profile_refuses_as_files_do(small):
+    data = load_profile(str(small)).data
+    assert problems(change_profile, data, ["speculative.buget=7", "service.port=0"]) == [
+        "--set: speculative.buget: no such key (did you mean budget?)",
+        "--set: service.port: must be an integer from 1 to 65535, not '0'",
+    ]
+    (found,) = problems(change_profile, data, ["speculative.block_size=32"])
+    assert found.startswith("the stored profile: speculative.budget: 16 is below block_size - 1 = 31")
+
+
+def test_differences_see_sections_lists_and_new_keys(small):
+    base = load_profile(str(small)).profile
+    other = load_profile(
+        str(small),
+        sets=["engine.extra_args=[--x]", "service.environment.A=1", "service.api_key.env=K", "host.root=/x"],
+    ).profile
+    assert differences(base, other) == [
+        Change("engine.extra_args", [], ["--x"]),
+        Change("host.root", None, "/x"),
+        Change("service.api_key.env", None, "K"),
+        Change("service.environment.A", None, "1"),
+    ]
+    assert differences(other, base)[2] == Change("service.api_key.env", "K", None)
+    assert differences(base, base) == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"schema": 2, "colour": "blue"}, "is schema 2; this ddtoolkit reads up to schema 1"),
+        ({"colour": "blue"}, "the stored profile: colour: no such key"),
+        ({"name": 7}, "the stored profile: name: must be"),
+        ({"service": []}, "the stored profile: service: must be a map"),
+        ({"speculative": {"budget": "7"}}, "speculative.budget: must be an integer"),
+        (
+            {"speculative": {"budget": True}},
+            "speculative.budget: must be an integer from 1 to 1024, not 'true'",
+        ),
+        ({"model": {"served_name": "\ud800"}}, "model.served_name: holds U+D800"),
+    ],
+)
+def test_damaged_stored_profiles(small, damage, message):
+    data = load_profile(str(small)).data | damage
+    assert message in problems(profile_from_data, data)[0]
+
+
+def test_rules_do_not_bar_a_stored_profile(small):
+    data = load_profile(str(small)).data
+    data["speculative"]["budget"] = 2
+    assert profile_from_data(data).speculative.budget == 2
+
+
+def test_warnings_have_their_place(small):
+    small.write_text(small.read_text() + "service:\n  environment:\n    HF_TOKEN: hf_x\n")
+    (warning,) = load_profile(str(small)).warnings
+    assert str(warning).startswith(f"{small}:7:5: service.environment.HF_TOKEN: looks like a secret")
+    assert "hf_x" not in str(warning)
+
+
+def test_loading_needs_no_engine(small):
+    code = (
+        "import sys; from toolkit.profile.loading import load_profile; load_profile(sys.argv[1]); "
+        "sys.exit(bool({'torch', 'fastapi', 'ansible', 'transformers', 'httpx'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(small)], check=False).returncode == 0
