@@ -45,7 +45,7 @@ def run_test(
     as_json: Json = False,
 ) -> None:
     """Run the acceptance checks against what serves; exit 1 when one fails."""
-    from toolkit.acceptance.run import run_acceptance
+    from toolkit.acceptance.runner import run_acceptance
     from toolkit.acceptance.table import print_report
 
     settings = _settings(name, url, level, api_key_env)
@@ -63,9 +63,9 @@ def run_test(
 
         write_json(out, report.to_json())
     if picture is not None:
-        from toolkit.acceptance.picture import draw
+        from toolkit.acceptance.picture import draw_report
 
-        draw(report, picture)
+        draw_report(report, picture)
     if as_json:
         emit(report.to_json())
     if not report.accepted:

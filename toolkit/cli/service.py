@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-import time
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -13,8 +11,7 @@ from toolkit.cli.options import Json, LockWait, ServiceName, Verbose, Yes
 from toolkit.cli.output import console, emit, say, table
 from toolkit.errors import ConfigError
 
-if TYPE_CHECKING:
-    from toolkit.release.request import Kind
+Verb = Literal["start", "stop", "restart"]
 
 lock_app = typer.Typer(help="Show or release the lock.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -30,16 +27,18 @@ def register(app: typer.Typer) -> None:
 
 
 def _change(
-    name: str | None, kind: Kind, *, lock_wait: float, yes: bool, verbose: bool, as_json: bool
+    name: str | None, verb: Verb, *, lock_wait: float, yes: bool, verbose: bool, as_json: bool
 ) -> None:
     from toolkit.cli.progress import Lines, show_outcome
-    from toolkit.deploy.flow import simple
     from toolkit.deploy.locate import find_service
+    from toolkit.release import control
 
     service = find_service(name)
     if as_json and not yes:
         raise ConfigError("--json changes nothing without --yes", hint="add --yes")
-    outcome = simple(service, kind, Lines(verbose=verbose).watcher(), lock_wait=lock_wait)
+    change = {"start": control.start, "stop": control.stop, "restart": control.restart}[verb]
+    lines = Lines(verbose=verbose)
+    outcome = change(service.layout, service.name, wait=lock_wait, on_event=lines.event)
     show_outcome(outcome)
     if as_json:
         emit({"ok": outcome.exit_code == 0, "service": service.name, "outcome": outcome.to_json()})
@@ -87,7 +86,7 @@ def logs(
 ) -> None:
     """Print the server's output."""
     from toolkit.deploy.locate import find_service
-    from toolkit.service.control import logs as read_logs
+    from toolkit.release.control import logs as read_logs
 
     service = find_service(name)
     for line in read_logs(service.layout, service.name, lines=lines, follow=follow):
@@ -111,11 +110,13 @@ def status(name: ServiceName = None, as_json: Json = False) -> None:
 
 
 def _show_status(item: dict[str, Any]) -> None:
+    from toolkit.deploy.watch import describe_status
+
     rows = table("", "")
     rows.show_header = False
-    for label, value in item["lines"]:
+    for label, value in describe_status(item):
         rows.add_row(label, value)
-    say(f"{item['service']}: {item['state']}")
+    say(f"{item['name']}:")
     console().print(rows)
 
 
@@ -150,17 +151,3 @@ def lock_release(
     service = find_service(name)
     freed = ServiceHost(service.layout, service.name).lock.release(token)
     say(f"{service.name}: released the lock of {freed.who}")
-
-
-def utc(seconds: float) -> str:
-    """A time as people read it."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-
-
-def age(since: float) -> str:
-    """How long ago, in words."""
-    left = max(time.time() - since, 0)
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if left >= size:
-            return f"{left / size:.1f} {unit}"
-    return f"{left:.0f} s"

@@ -45,6 +45,11 @@ class Prepared:
         """The profile to deploy."""
         return self.resolved.profile
 
+    @property
+    def current_id(self) -> str | None:
+        """Id of the current release."""
+        return None if self.current is None else self.current.id
+
 
 def prepare(resolved: ResolvedProfile) -> Prepared:
     """Observe this machine and plan the deploy of a profile on it.

@@ -1,0 +1,125 @@
+"""What `status` shows: the service as the host knows it, and what the server says of itself now."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+
+from toolkit.deploy.locate import Deployed, current_release
+from toolkit.release.view import ServiceStatus
+from toolkit.release.view import status as host_status
+from toolkit.service.secrets import stored_secrets
+
+_PATIENCE = 2.0
+
+
+def observe(service: Deployed) -> dict[str, Any]:
+    """The state of one service; takes no lock and changes nothing.
+
+    Returns:
+        The fields of `ServiceStatus`, and `now`: acceptance length, running and queued requests as the server
+        tells them, None when it does not answer.
+    """
+    shown = host_status(service.layout, service.name)
+    return shown.to_json() | {"now": _server_now(service, shown) if shown.healthy else None}
+
+
+def describe_status(item: dict[str, Any]) -> list[tuple[str, str]]:
+    """Label and text of each line that people read; what does not apply is left out."""
+    now = item.get("now") or {}
+    length = now.get("acceptance_length")
+    rows = [
+        ("state", _state(item)),
+        ("url", item["url"]),
+        ("release", item["release"]),
+        ("config", _config(item["config"]) if item["config"] else None),
+        ("now", f"acceptance length {length:.2f}, {now['running']} requests running" if length else None),
+        ("accepted", _accepted(item["accepted"] or {})),
+        ("experiment", _experiment(item["experiment"])),
+        ("transaction", _transaction(item["transaction"])),
+        ("lock", _lock(item["lock"])),
+        *(("warning", text) for text in item["warnings"]),
+        *(("log", line) for line in item["log"]),
+    ]
+    return [(label, text) for label, text in rows if text]
+
+
+def age(since: float) -> str:
+    """How long ago, in words."""
+    seconds = max(time.time() - since, 0.0)
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _server_now(service: Deployed, shown: ServiceStatus) -> dict[str, Any] | None:
+    unit = current_release(service).unit
+    key = stored_secrets(unit).get("api-key")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        answer = httpx.get(f"{shown.url}/server_info", headers=headers, timeout=_PATIENCE)
+        answer.raise_for_status()
+        state = answer.json()["internal_states"][0]
+        return {
+            "acceptance_length": state.get("avg_spec_accept_length"),
+            "running": state.get("num_running_reqs"),
+            "in_flight": state.get("num_in_flight_reqs"),
+        }
+    except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError, AttributeError):
+        return None
+
+
+def _state(item: dict[str, Any]) -> str:
+    if item["since"] is None:
+        return str(item["state"])
+    when = datetime.fromtimestamp(item["since"], UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    pid = f", pid {item['pid']}" if item["pid"] else ""
+    restarts = f", {item['restarts']} restarts" if item["restarts"] else ""
+    return f"{item['state']} since {when} ({age(item['since'])}){pid}{restarts}"
+
+
+def _config(config: dict[str, Any]) -> str:
+    tree = config.get("speculative") or {}
+    keys = ("algorithm", "budget", "topk_cap", "expansion", "block_size")
+    values = " ".join(f"{key}={tree[key]}" for key in keys if tree.get(key) is not None)
+    swapped = f"; swapped: {', '.join(config['swapped'])}" if config.get("swapped") else ""
+    return f"{config.get('model')} on {config.get('engine')}: {values}{swapped}"
+
+
+def _accepted(accepted: dict[str, Any]) -> str | None:
+    if not accepted:
+        return None
+    lengths = accepted.get("acceptance_length") or {}
+    parts = [str(accepted.get("verdict")), str(accepted.get("started"))]
+    parts += [
+        f"acceptance length {lengths[name]['value']:.2f} ({name})"
+        for name in ("tree", "chain")
+        if lengths.get(name)
+    ]
+    if (speed := accepted.get("tokens_per_second")) is not None:
+        parts.append(f"{speed:.0f} tokens/s")
+    return ", ".join(parts)
+
+
+def _experiment(experiment: dict[str, Any] | None) -> str | None:
+    if experiment is None:
+        return None
+    left = experiment["remaining"]
+    return f"by {experiment['who']}, returns to {experiment['base']} in {left / 60:.1f} min"
+
+
+def _transaction(transaction: dict[str, Any] | None) -> str | None:
+    if transaction is None or transaction["state"] == "ended":
+        return None
+    return f"{transaction['kind']} by {transaction['who']} {transaction['state']} at {transaction['step']}"
+
+
+def _lock(lock: dict[str, Any] | None) -> str | None:
+    if lock is None:
+        return None
+    stale = " (its holder is gone)" if lock["stale"] else ""
+    return f"{lock['who']} for {age(lock['since'])}: {lock['command']}{stale}"
