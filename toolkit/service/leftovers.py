@@ -12,17 +12,24 @@ from toolkit.service.processes import Stat, carrying, descendants, identify, sen
 
 # Inherited, so it finds those that left parent, group and session; systemd.exec(5) sets the same name.
 COOKIE = "INVOCATION_ID"
-KILL_WAIT = 5.0
 _POLL = 0.05
 
 
-def find_leftovers(cookie: str) -> list[Stat]:
-    """Live processes of the service: children of this process, and whatever carries the cookie."""
-    found = {stat.pid: stat for stat in (*descendants(os.getpid()), *carrying(COOKIE, cookie))}
+def find_leftovers(cookie: str, *, below: int | None = None) -> list[Stat]:
+    """Live processes of the service.
+
+    Args:
+        cookie: value of the mark.
+        below: a supervisor, all of whose descendants belong to the service; None without one.
+    """
+    found = {stat.pid: stat for stat in carrying(COOKIE, cookie)}
+    if below is not None:
+        found.update((stat.pid, stat) for stat in descendants(below))
+    found.pop(os.getpid(), None)
     return list(found.values())
 
 
-def kill_all(cookie: str, limit: float = KILL_WAIT) -> tuple[list[Leftover], list[Leftover]]:
+def kill_all(cookie: str, *, limit: float, below: int | None = None) -> tuple[list[Leftover], list[Leftover]]:
     """SIGKILL every process of the service until none is left or `limit` seconds are over.
 
     Returns:
@@ -31,20 +38,13 @@ def kill_all(cookie: str, limit: float = KILL_WAIT) -> tuple[list[Leftover], lis
     seen: dict[int, Leftover] = {}
     end = time.monotonic() + limit
     while True:
-        left = find_leftovers(cookie)
+        left = find_leftovers(cookie, below=below)
         for stat in left:
             seen.setdefault(stat.pid, Leftover(stat.pid, stat.name, stat.start))
             target = identify(stat.pid)
             with contextlib.suppress(PermissionError):
-                if target is not None:
+                if target is not None and target.start == stat.start:
                     send_signal(target, signal.SIGKILL)
-        _reap()
         if not left or time.monotonic() > end:
             return list(seen.values()), [seen[stat.pid] for stat in left]
         time.sleep(_POLL)
-
-
-def _reap() -> None:
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass

@@ -17,7 +17,7 @@ from toolkit.layout import ServicePaths
 from toolkit.service import ports
 from toolkit.service.detach import start_module
 from toolkit.service.files import Record, read_record
-from toolkit.service.leftovers import KILL_WAIT, kill_all
+from toolkit.service.leftovers import kill_all
 from toolkit.service.logfile import tail
 from toolkit.service.manager import Leftover, ProcessStatus, StopReport
 from toolkit.service.processes import ProcessId, read_stat, send_signal
@@ -27,6 +27,8 @@ from toolkit.service.unit import Unit, read_unit
 
 _POLL = 0.02
 _SEARCHED = 1000
+_KILL_WAIT = 10.0
+_GRACE = 1.0
 
 
 class ProcessManager:
@@ -59,26 +61,28 @@ class ProcessManager:
             raise ToolkitError(f"{unit.name}: {why}")
 
     def stop(self) -> StopReport:
-        """Stop the service; ends within the unit's stop timeout and a few seconds, whatever it meets."""
+        """Stop the service for good; ends within its stop timeout and a few seconds, whatever it meets."""
         begin = time.monotonic()
-        record = read_record(self._paths.supervisor / STATUS_FILE) or {}
-        unit = self._running_unit(record)
+        record = read_record(self._record_file)
+        if record is None:
+            return StopReport(0.0)
+        unit = self._started_unit(record)
+        kill_wait = unit.kill_wait if unit else _KILL_WAIT
         supervisor = ProcessId.from_json(record.get("supervisor"))
         if supervisor is not None and supervisor.alive():
-            _terminate(supervisor, (unit.stop_timeout if unit else 0) + 2 * KILL_WAIT)
-            record = read_record(self._paths.supervisor / STATUS_FILE) or {}
-        killed = [*_leftovers(record.get("killed")), *self._kill_unsupervised(supervisor, record)]
-        left = [item for item in _leftovers(record.get("leftovers")) if _still_there(item)]
-        return StopReport(
-            seconds=time.monotonic() - begin,
-            killed=tuple(killed),
-            leftovers=tuple(left),
-            port_busy=ports.busy(unit.host, unit.port) if unit else "",
-        )
+            _terminate(supervisor, (unit.stop_timeout if unit else 0) + 2 * kill_wait + _GRACE)
+            if not supervisor.alive():
+                record = read_record(self._record_file) or record
+                return _report(begin, unit, _leftovers(record["killed"]), _leftovers(record["leftovers"]))
+            with contextlib.suppress(PermissionError):
+                send_signal(supervisor, signal.SIGKILL)
+        killed, left = kill_all(record["cookie"], limit=kill_wait)
+        _record_stop(self._record_file, record, killed, left)
+        return _report(begin, unit, killed, left)
 
     def status(self) -> ProcessStatus:
         """The state by the supervisor's record, checked against the processes that exist."""
-        record = read_record(self._paths.supervisor / STATUS_FILE)
+        record = read_record(self._record_file)
         if record is None:
             return ProcessStatus("stopped", message="never started")
         main = ProcessId.from_json(record.get("process"))
@@ -114,26 +118,14 @@ class ProcessManager:
                 break
         return found[-lines:]
 
-    def _running_unit(self, record: dict[str, Any]) -> Unit | None:
-        release = record.get("release")
-        if not isinstance(release, str):
-            return None
-        with contextlib.suppress(ToolkitError):
-            return read_unit(self._paths.releases / release)
-        return None
+    @property
+    def _record_file(self) -> Path:
+        return self._paths.supervisor / STATUS_FILE
 
-    def _kill_unsupervised(self, supervisor: ProcessId | None, record: dict[str, Any]) -> list[Leftover]:
-        """Kill what a supervisor that died or hangs has left behind, itself included."""
-        cookie = record.get("cookie")
-        if not isinstance(cookie, str) or not cookie:
-            return []
-        if supervisor is not None and supervisor.alive():
-            with contextlib.suppress(PermissionError):
-                send_signal(supervisor, signal.SIGKILL)
-        killed, left = kill_all(cookie)
-        if killed or not record.get("asked_to_stop"):
-            _record_stop(self._paths.supervisor / STATUS_FILE, record, left)
-        return killed
+    def _started_unit(self, record: dict[str, Any]) -> Unit | None:
+        with contextlib.suppress(ToolkitError):
+            return read_unit(self._paths.releases / str(record.get("release")))
+        return None
 
 
 def _terminate(supervisor: ProcessId, limit: float) -> None:
@@ -145,13 +137,23 @@ def _terminate(supervisor: ProcessId, limit: float) -> None:
         time.sleep(_POLL)
 
 
-def _record_stop(path: Path, record: dict[str, Any], left: list[Leftover]) -> None:
-    message = "stopped; its supervisor had died"
+def _report(begin: float, unit: Unit | None, killed: list[Leftover], left: list[Leftover]) -> StopReport:
+    """What the stop came to; the kernel may free a killed process's port a moment after its end."""
+    end = time.monotonic() + _GRACE
+    while (busy := ports.busy(unit.host, unit.port) if unit else "") and time.monotonic() < end:
+        time.sleep(_POLL)
+    there = tuple(item for item in left if _still_there(item))
+    return StopReport(time.monotonic() - begin, tuple(killed), there, busy)
+
+
+def _record_stop(path: Path, record: dict[str, Any], killed: list[Leftover], left: list[Leftover]) -> None:
+    """Record a stop in place of a supervisor that is no more."""
     update = {
         "state": "failed" if left else "stopped",
-        "message": message,
+        "message": "stopped; its supervisor was gone" if killed else "stopped",
         "since": time.time(),
         "asked_to_stop": True,
+        "killed": [[item.pid, item.name, item.start] for item in killed],
         "leftovers": [[item.pid, item.name, item.start] for item in left],
     }
     file = Record(path)

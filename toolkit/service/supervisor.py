@@ -32,7 +32,7 @@ from typing import Any
 from toolkit.errors import ToolkitError
 from toolkit.service.detach import detach
 from toolkit.service.files import PRIVATE_FILE, Record, make_private
-from toolkit.service.leftovers import COOKIE, KILL_WAIT, find_leftovers, kill_all
+from toolkit.service.leftovers import COOKIE, find_leftovers, kill_all
 from toolkit.service.logfile import RotatingLog
 from toolkit.service.manager import Leftover
 from toolkit.service.processes import identify
@@ -173,7 +173,7 @@ class Supervisor:
     def _restart_after(self, status: int) -> bool:
         """Handle the end of the main process; return whether it runs again or a stop was asked meanwhile."""
         said = self._ended(status)
-        killed, left = kill_all(self._cookie)
+        killed, left = kill_all(self._cookie, below=os.getpid(), limit=self._unit.kill_wait)
         if killed:
             self._log.note("killed what outlived the server: " + ", ".join(map(str, killed)))
         self._close_output()
@@ -231,7 +231,7 @@ class Supervisor:
         self._write("running" if self._pid else "starting", "stopping")
         self._terminate(begin + self._unit.stop_timeout)
         self._outlivers(min(begin + self._unit.stop_timeout, time.monotonic() + _GRACE))
-        killed, left = kill_all(self._cookie)
+        killed, left = kill_all(self._cookie, below=os.getpid(), limit=self._unit.kill_wait)
         self._collect()
         self._close_output()
         message = f"stopped in {time.monotonic() - begin:.1f} s"
@@ -253,7 +253,7 @@ class Supervisor:
         self._log.note(f"the server did not end within {self._unit.stop_timeout:g} s of SIGTERM: SIGKILL")
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
-        self._wait_end(time.monotonic() + KILL_WAIT)
+        self._wait_end(time.monotonic() + self._unit.kill_wait)
 
     def _wait_end(self, end: float) -> bool:
         """Wait for the end of the main process, at most until `end`; return whether it came."""
@@ -269,7 +269,7 @@ class Supervisor:
 
     def _outlivers(self, end: float) -> None:
         """Give what got SIGTERM with the main process until `end` to go by itself."""
-        while time.monotonic() < end and find_leftovers(self._cookie):
+        while time.monotonic() < end and find_leftovers(self._cookie, below=os.getpid()):
             self._wait(_POLL)
             self._collect()
 

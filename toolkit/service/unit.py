@@ -124,6 +124,11 @@ class Unit:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.host, self.host)  # noqa: S104
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
+    @property
+    def kill_wait(self) -> float:
+        """Seconds from SIGKILL until a process counts as not to be killed; a GPU's memory takes a while."""
+        return min(max(self.stop_timeout, 1.0), 10.0)
+
     def to_json(self) -> dict[str, Any]:
         """As a JSON object; `from_json` gives an equal unit back."""
         return {"schema": SCHEMA, **asdict(self)}
