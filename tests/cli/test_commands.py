@@ -1,0 +1,122 @@
+"""Commands that need no deployed service: whole output, exit codes, and what is never imported."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.cli.conftest import Command
+from toolkit import __version__
+
+HEAVY = ("torch", "ansible", "ansible_runner", "sglang", "transformers", "fastapi", "paramiko", "matplotlib")
+
+
+def test_help_lists_every_command(ddtoolkit: Command) -> None:
+    shown = ddtoolkit("--help")
+    assert shown.returncode == 0
+    listed = set(re.findall(r"^  ([a-z]+) {2,}\S", shown.stdout, re.MULTILINE))
+    assert listed >= {
+        "deploy", "plan", "validate", "status", "logs", "start", "stop", "restart", "swap", "rollback",
+        "history", "test", "profiles", "render", "lock",
+    }  # fmt: skip
+
+
+def test_help_imports_nothing_heavy() -> None:
+    script = (
+        "import sys; sys.argv = ['ddtoolkit', '--help']\n"
+        "from toolkit.cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
+    )
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert shown.stderr.strip() == "[]"
+
+
+def test_version(ddtoolkit: Command) -> None:
+    assert ddtoolkit("--version").stdout == f"{__version__}\n"
+
+
+def test_a_valid_profile(ddtoolkit: Command) -> None:
+    shown = ddtoolkit("validate", "local-cpu", "--json")
+    assert shown.returncode == 0
+    assert json.loads(shown.stdout) == {"ok": True, "name": "local-cpu", "warnings": []}
+
+
+def test_every_mistake_is_told_at_once_with_its_place(ddtoolkit: Command, tmp_path: Path) -> None:
+    profile = tmp_path / "bad.yaml"
+    profile.write_text("schema: 1\nname: bad\nspeculative:\n  budgt: 7\nservice:\n  port: 70000\n")
+    shown = ddtoolkit("validate", "bad.yaml")
+    assert shown.returncode == 2
+    assert shown.stdout == ""
+    assert "bad.yaml:4:3: speculative.budgt" in shown.stderr
+    assert "budget" in shown.stderr
+    assert "bad.yaml:6:9: service.port" in shown.stderr
+    assert "Traceback" not in shown.stderr
+
+
+def test_errors_are_json_where_json_was_asked_for(ddtoolkit: Command) -> None:
+    shown = ddtoolkit("validate", "absent", "--json")
+    assert shown.returncode == 2
+    answer = json.loads(shown.stdout)
+    assert answer["ok"] is False
+    assert "absent" in answer["error"]
+
+
+def test_profiles_are_listed_and_shown_with_origins(ddtoolkit: Command) -> None:
+    assert [item["name"] for item in json.loads(ddtoolkit("profiles", "list", "--json").stdout)] == [
+        "local-cpu"
+    ]
+    shown = ddtoolkit(
+        "profiles", "show", "local-cpu", "--resolved", "--set", "speculative.budget=32", "--json"
+    )
+    answer = json.loads(shown.stdout)
+    assert answer["profile"]["speculative"]["budget"] == 32
+    assert answer["origins"]["speculative.budget"] == "--set"
+    assert re.search(r"local-cpu\.yaml:\d+:\d+$", answer["origins"]["speculative.topk_cap"])
+    assert answer["origins"]["service.keep_releases"] == "default"
+
+
+def test_render_writes_a_unit_and_touches_nothing(ddtoolkit: Command, tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    shown = ddtoolkit("render", "local-cpu", "--format", "systemd")
+    assert shown.returncode == 0
+    assert '"--speculative-ddtree-budget" "16"' in shown.stdout
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_plan_tells_what_would_be_done_and_does_nothing(ddtoolkit: Command, tmp_path: Path) -> None:
+    shown = ddtoolkit("plan", "local-cpu", "--json", "--exit-code")
+    assert shown.returncode == 7
+    plan = json.loads(shown.stdout)
+    actions = [step["action"] for step in plan["steps"]]
+    assert actions == ["provision", "build", "release", "start", "acceptance"]
+    assert not (tmp_path / "home" / ".local").exists()
+
+
+def test_nothing_deployed_is_said_with_the_next_step(ddtoolkit: Command) -> None:
+    assert json.loads(ddtoolkit("status", "--json").stdout) == []
+    for command in (["logs"], ["stop"], ["swap", "--set", "a=b"], ["rollback"], ["history"], ["test"]):
+        shown = ddtoolkit(*command)
+        assert shown.returncode == 2, command
+        assert "ddtoolkit deploy profile local-cpu" in shown.stderr
+
+
+def test_json_changes_nothing_without_yes(ddtoolkit: Command, tmp_path: Path) -> None:
+    shown = ddtoolkit("deploy", "profile", "local-cpu", "--json")
+    assert shown.returncode == 2
+    assert "--yes" in json.loads(shown.stdout)["hint"]
+    assert not (tmp_path / "home" / ".local").exists()
+
+
+def test_an_engine_that_is_not_driven_here_is_refused_with_a_way_out(ddtoolkit: Command) -> None:
+    sets = ("service.manager=systemd", "host.user=ddtree", "host.root=null")
+    shown = ddtoolkit("plan", "local-cpu", *(part for item in sets for part in ("--set", item)))
+    assert shown.returncode == 2
+    assert "ddtoolkit render local-cpu" in shown.stderr
+
+
+def test_usage_errors_exit_with_two(ddtoolkit: Command) -> None:
+    assert ddtoolkit("deploy", "profile").returncode == 2
+    assert ddtoolkit("no-such-command").returncode == 2
+    assert ddtoolkit("swap", "--for").returncode == 2
