@@ -45,6 +45,7 @@ class Faults:
     dialect: str = "sglang"  # sglang, vllm, openai
     algorithm: str = "DDTREE"
     silent_after: int | None = None  # requests answered before the server answers 503
+    hang_after: int | None = None  # requests answered before the server keeps silent
     repeat_every: int | None = None  # a token committed twice
     wrong_in_batch: bool = False
     near_ties_flip: bool = False
@@ -82,6 +83,7 @@ class State:
     counters: dict[str, float] = field(default_factory=dict)
     memory: dict[tuple[Any, ...], int] = field(default_factory=dict)
     flushes: int = 0
+    closing: threading.Event = field(default_factory=threading.Event)
     requests: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -97,6 +99,7 @@ class Stub:
         self._thread.start()
 
     def close(self) -> None:
+        self.state.closing.set()
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -131,8 +134,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         native = faults.dialect == "sglang"
         if self.path == "/v1/models":
-            owner = {"sglang": "sglang", "vllm": "vllm", "openai": "someone"}[faults.dialect]
-            self._json(200, {"data": [{"id": "toy", "owned_by": owner}]})
+            owner = {"sglang": "sglang", "vllm": "vllm", "openai": "someone"}.get(faults.dialect)
+            self._json(200 if owner else 404, {"data": [{"id": "toy", "owned_by": owner}]})
         elif self.path == "/server_info" and native:
             self._json(
                 200,
@@ -189,6 +192,9 @@ class _Handler(BaseHTTPRequestHandler):
                 self._json(503, {"error": "gone"})
                 return
             state.running += 1
+        if faults.hang_after is not None and state.answered >= faults.hang_after:
+            state.closing.wait(30)
+            return
         try:
             if ask["tree"] is not None and faults.refuse_limits:
                 self._json(400, {"error": "custom_params.ddtree.budget is above the server's own"})

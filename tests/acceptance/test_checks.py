@@ -1,5 +1,7 @@
 """Each check passes on a sound server and fails on the fault that it is there for."""
 
+import json
+
 import pytest
 
 from toolkit.acceptance.checks import CHECKS
@@ -181,3 +183,55 @@ def test_an_unseeded_sampler_is_only_noted_on_other_servers(open_session):
     result = RUN["sampling"](open_session(new_seed_always=True))
     assert result.status == "passed"
     assert "best effort" in result.detail
+
+
+@pytest.mark.parametrize(("minimum", "status"), [(2.6, "passed"), (2.7, "failed")])
+def test_acceptance_length_has_a_threshold(open_session, minimum, status):
+    session = open_session({"min_acceptance_length": minimum})  # 8 tokens in 3 steps
+    assert RUN["acceptance_length"](session).status == status
+
+
+@pytest.mark.parametrize(("minimum", "status"), [(1.0, "passed"), (1e9, "failed")])
+def test_tokens_per_second_has_a_threshold(open_session, minimum, status):
+    session = open_session({"min_tokens_per_second": minimum, "requests": 32})
+    assert RUN["tokens_per_second"](session).status == status
+
+
+def base_report(session, path, **load):
+    """A base release's report that accepted 4 tokens a step, on the session's prompts and load."""
+    load = {"concurrency": 16, "tokens": 32, "compared_tokens": 9} | load
+    length = {"tree": {"value": 4.0}}
+    report = {"prompts": {"sha256": session.prompts_hash}, "load": load, "acceptance_length": length}
+    path.write_text(json.dumps(report | {"tokens_per_second": 1e9}))
+
+
+@pytest.mark.parametrize(("tolerance", "status"), [(0.3, "failed"), (0.35, "passed")])
+def test_the_base_report_sets_the_floor(open_session, tmp_path, tolerance, status):
+    path = tmp_path / "base.json"
+    session = open_session({"base_report": str(path), "tolerance": tolerance, "requests": 16})
+    base_report(session, path)
+    result = RUN["acceptance_length"](session)  # 8 tokens in 3 steps
+    assert result.status == status
+    assert "under the base's 4" in result.expected
+    assert RUN["tokens_per_second"](session).status == "failed"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tokens": 5}, "other prompts"),
+        ({"concurrency": 8}, "other prompts"),
+        ({"compared_tokens": 65}, "other prompts"),
+        (None, "cannot be read"),
+    ],
+)
+def test_an_unfit_base_report_is_not_compared_with(open_session, tmp_path, change, words):
+    path = tmp_path / "base.json"
+    session = open_session({"base_report": str(path)})
+    if change is None:
+        path.write_text("{")
+    else:
+        base_report(session, path, **change)
+    result = RUN["acceptance_length"](session)
+    assert result.status == "passed"
+    assert words in result.detail

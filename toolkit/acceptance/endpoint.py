@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import ssl
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Literal
@@ -24,6 +26,7 @@ Kind = Literal["embedded", "sglang", "vllm", "openai"]
 Way = Literal["whole", "completions", "native_stream", "openai_stream"]
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_KEEP_IDLE = 2.0
 
 
 class EndpointError(ToolkitError):
@@ -160,13 +163,11 @@ class Endpoint:
         self._timeout = request_timeout
         self._deadline = deadline
         # Reading the certificate authorities takes longer than a request, and http:// needs none.
-        plain = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        self._http = httpx.Client(
-            verify=plain if parts.scheme == "http" else True,
-            base_url=self.url,
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
-            trust_env=parts.hostname not in _LOOPBACK,
+        self._tls: ssl.SSLContext = (
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if parts.scheme == "http" else httpx.create_ssl_context()
         )
+        self._trust_env = parts.hostname not in _LOOPBACK
+        self._idle: deque[httpx.Client] = deque()
 
     def __enter__(self) -> Endpoint:
         return self
@@ -178,7 +179,29 @@ class Endpoint:
 
     def close(self) -> None:
         """Close its connections."""
-        self._http.close()
+        while self._idle:
+            self._idle.pop().close()
+
+    @contextmanager
+    def _client(self) -> Iterator[httpx.Client]:
+        """A client of this request's own.
+
+        A client shared by threads may close a connection as expired that another thread has just been
+        given. Connections are dropped well before servers drop them (uvicorn: after 5 s).
+        """
+        try:
+            client = self._idle.pop()
+        except IndexError:
+            client = httpx.Client(
+                base_url=self.url,
+                verify=self._tls,
+                limits=httpx.Limits(keepalive_expiry=_KEEP_IDLE),
+                trust_env=self._trust_env,
+            )
+        try:
+            yield client
+        finally:
+            self._idle.append(client)
 
     @property
     def remaining(self) -> float:
@@ -230,7 +253,8 @@ class Endpoint:
         """
         what = f"{method} {path}"
         try:
-            response = self._http.request(method, path, json=body, **self._options(admin=admin))
+            with self._client() as client:
+                response = client.request(method, path, json=body, **self._options(admin=admin))
         except httpx.HTTPError as error:
             raise self._fault(what, error) from None
         if not response.is_success:
@@ -344,7 +368,10 @@ class Endpoint:
     def _events(self, path: str, body: dict[str, Any]) -> Iterator[Any]:
         what = f"POST {path} (streamed)"
         try:
-            with self._http.stream("POST", path, json=body, **self._options()) as response:
+            with (
+                self._client() as client,
+                client.stream("POST", path, json=body, **self._options()) as response,
+            ):
                 if not response.is_success:
                     response.read()
                     raise self._refusal(what, response)

@@ -8,7 +8,7 @@ from toolkit.acceptance.report import Report
 from toolkit.errors import ToolkitError
 
 
-def draw_report(report: Report, path: Path) -> None:
+def draw(report: Report, path: Path) -> None:
     """Write `acceptance.png`: share of verify steps by matched draft tokens, and latency percentiles.
 
     Raises:

@@ -23,6 +23,8 @@ from toolkit.acceptance.runner import run_acceptance
 from toolkit.acceptance.settings import load_settings
 from toolkit.errors import ConfigError, ToolkitError
 
+__all__ = ["main", "run_acceptance"]
+
 EXIT_ACCEPTED, EXIT_REFUSED, EXIT_SETTINGS = 0, 1, 2
 
 
@@ -81,10 +83,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _draw(report: Report, path: Path) -> None:
-    from toolkit.acceptance.picture import draw_report
+    from toolkit.acceptance.picture import draw
 
     try:
-        draw_report(report, path)
+        draw(report, path)
     except ToolkitError as error:  # a missing picture changes no verdict
         sys.stderr.write(f"{error}\n")
 

@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from toolkit.errors import ConfigError, Problem
 from toolkit.profile.schema import Profile, SecretRef
 
-
 KEY_VARIABLES = {"api_key": "DDTOOLKIT_API_KEY", "admin_api_key": "DDTOOLKIT_ADMIN_API_KEY"}
 
 
@@ -91,7 +90,7 @@ def settings_for(
     base_report: Path | None = None,
     mode: Literal["acceptance", "experiment"] = "acceptance",
     level: Literal["quick", "full"] | None = None,
-    keys_from_environment: bool = True,
+    keys_from_environment: bool = False,
 ) -> Settings:
     """Settings for a release of `profile`.
 
