@@ -13,7 +13,6 @@ import time
 import httpx
 import pytest
 
-READY_SECONDS = 60
 # Runs the server after `sys.argv[1]`, Python that may break something in it, as faults of the engine do.
 _LAUNCHER = (
     "import sys; exec(sys.argv.pop(1)); from toolkit.ddtree.server.__main__ import main; sys.exit(main())"
@@ -107,24 +106,27 @@ class Server:
 
 
 @pytest.fixture(scope="session")
-def tree_arguments(tiny_pair):
+def pair_arguments(tiny_pair):
     return [
-        "--model-path", str(tiny_pair.target),
         "--speculative-draft-model-path", str(tiny_pair.drafter),
         "--speculative-algorithm", "DDTREE",
-        "--speculative-ddtree-budget", "16",
         "--served-model-name", "tiny",
         "--cpu-threads", "1",
     ]  # fmt: skip
 
 
 @pytest.fixture(scope="session")
-def start_server(tree_arguments):
-    """Starts further servers; `extra` flags come after those of the tiny pair's tree server."""
+def tree_arguments(tiny_pair, pair_arguments):
+    return ["--model-path", str(tiny_pair.target), *pair_arguments, "--speculative-ddtree-budget", "16"]
+
+
+@pytest.fixture(scope="session")
+def start_server():
+    """Starts a server; use it as a context manager."""
 
     @contextlib.contextmanager
-    def start(*extra, arguments=tree_arguments, **options):
-        server = Server([*arguments, *extra], **options)
+    def start(*arguments, **options):
+        server = Server(arguments, **options)
         try:
             yield server
         finally:
@@ -136,11 +138,11 @@ def start_server(tree_arguments):
 
 
 @pytest.fixture(scope="session")
-def server(start_server, tmp_path_factory):
+def server(start_server, tree_arguments, tmp_path_factory):
     """The server that most tests share."""
     debug = tmp_path_factory.mktemp("debug") / "debug.jsonl"
     flags = ("--speculative-ddtree-debug-metrics", "--speculative-ddtree-debug-file", str(debug))
-    with start_server(*flags) as running:
+    with start_server(*tree_arguments, *flags) as running:
         running.debug_file = debug
         yield running
         assert running.process.poll() is None, f"the server died during the tests:\n{running.log}"

@@ -129,3 +129,15 @@ def test_keys_show_in_no_representation():
     args = parse_args(["--model-path", "m", "--api-key", "hunter2", "--admin-api-key", "hunter3"])
     assert "hunter" not in repr(args) + str(args)
     assert dataclasses.asdict(args)["api_key"] == "hunter2"
+
+
+def test_what_is_unwise_is_warned_of(tmp_path):
+    config = tmp_path / "server.yaml"
+    config.write_text("api-key: k\n")
+    config.chmod(0o644)
+    flags = ["--model-path", "m", "--config", str(config)]
+    assert ["mode 0600" in warning for warning in parse_args(flags).warnings] == [True]
+    config.chmod(0o600)
+    assert parse_args(flags).warnings == ()
+    open_flags = ["--model-path", "m", "--host", "0.0.0.0", "--allow-unauthenticated"]  # noqa: S104
+    assert ["without an API key" in warning for warning in parse_args(open_flags).warnings] == [True]

@@ -109,20 +109,6 @@ def test_a_stop_string_is_cut_in_whole_and_streamed_answers(server):
     assert all(stop not in event["text"] for event in events)
 
 
-def test_a_chain_by_request_equals_a_chain_by_flags(server, start_server):
-    """The chain control of the acceptance test needs no restart."""
-    limits = {"budget": 7, "topk_cap": 1, "expansion": "chain"}
-    prompts = [f"chain {i}" for i in range(4)]
-    by_request = [server.generate(p, sampling_params={"custom_params": {"ddtree": limits}}) for p in prompts]
-    flags = ["--speculative-ddtree-budget=7", "--speculative-ddtree-topk-cap=1"]
-    with start_server(*flags, "--speculative-ddtree-expansion=chain") as chain:
-        by_flags = [chain.generate(prompt) for prompt in prompts]
-    for left, right in zip(by_request, by_flags, strict=True):
-        assert left["output_ids"] == right["output_ids"]
-        for key in ("spec_verify_ct", "spec_correct_drafts_histogram", "spec_num_proposed_drafts", "ddtree"):
-            assert left["meta_info"][key] == right["meta_info"][key]
-
-
 def test_salts_separate_the_prefix_cache_and_a_flush_empties_it(server):
     prompt = "a prompt that is long enough to be cached"
     server.client.post("/flush_cache")

@@ -47,8 +47,8 @@ def _run(*arguments, seconds=30):
     return subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
 
 
-def test_a_fault_fails_its_requests_and_a_dead_engine_ends_the_process(start_server):
-    with start_server(sabotage=_FAULTS) as server:
+def test_a_fault_fails_its_requests_and_a_dead_engine_ends_the_process(start_server, tree_arguments):
+    with start_server(*tree_arguments, sabotage=_FAULTS) as server:
         for fault in ("fail-add", "fail-round", "fail-step"):
             body = {"text": "a", "extra_key": fault, "sampling_params": _LONG}
             response = server.client.post("/generate", json=body)
@@ -72,10 +72,10 @@ def test_a_fault_fails_its_requests_and_a_dead_engine_ends_the_process(start_ser
 
 
 @pytest.mark.parametrize("seconds", ["60", "0.2"])
-def test_sigterm_lets_requests_in_flight_end(start_server, seconds):
+def test_sigterm_lets_requests_in_flight_end(start_server, tree_arguments, seconds):
     """Field case E12: they run to their end if that is soon enough, else they end cleanly at the limit."""
     with (
-        start_server("--shutdown-timeout", seconds) as server,
+        start_server(*tree_arguments, "--shutdown-timeout", seconds) as server,
         concurrent.futures.ThreadPoolExecutor(3) as pool,
     ):
         body = {"prompt": "a", "temperature": 0, "max_tokens": 300, "ignore_eos": True}
@@ -100,22 +100,12 @@ def test_sigterm_lets_requests_in_flight_end(start_server, seconds):
         assert "Traceback" not in server.log
 
 
-def test_a_full_disk_under_the_debug_file_stops_nothing(start_server):
-    """Field case E11."""
-    flags = ("--speculative-ddtree-debug-metrics", "--speculative-ddtree-debug-file", "/dev/full")
-    with start_server(*flags) as server:
-        answer = server.generate("disk full")
-        assert len(answer["output_ids"]) == 16
-        assert server.metric("ddtree:debug_lines_lost") == answer["meta_info"]["spec_verify_ct"]
-        assert server.log.count("No space left on device") == 1
-
-
 @pytest.mark.parametrize("algorithm", ["NONE", "DFLASH"])
 def test_the_other_modes_serve_and_count_under_their_own_label(tiny_pair, start_server, server, algorithm):
     flags = ["--model-path", str(tiny_pair.target), "--speculative-algorithm", algorithm]
     if algorithm == "DFLASH":
         flags += ["--speculative-draft-model-path", str(tiny_pair.drafter)]
-    with start_server(arguments=flags) as other:
+    with start_server(*flags) as other:
         answer = other.generate("the same text in every mode")
         assert answer["output_ids"] == server.generate("the same text in every mode")["output_ids"]
         assert ("spec_verify_ct" in answer["meta_info"]) == (algorithm == "DFLASH")
@@ -151,7 +141,6 @@ def test_a_port_in_use_is_said_before_anything_is_loaded(server):
     [
         (["--model-path", "/nowhere"], "/nowhere"),
         (["{tree}", "--speculative-ddtree-budget", "3"], "budget"),
-        (["{tree}", "--context-length", "100000"], "context"),
         (
             ["{tree}", "--speculative-ddtree-debug-metrics", "--speculative-ddtree-debug-file", "/nowhere/x"],
             "/nowhere/x: No such file",
@@ -178,34 +167,3 @@ def test_what_cannot_be_served_is_refused_in_one_line_with_exit_code_2(
     assert said in result.stderr
     assert result.stderr.startswith("ddtree server: ")
     assert result.stderr.count("\n") == 1
-
-
-def test_the_checkpoints_own_chat_template_is_used(tiny_pair, start_server, tmp_path):
-    directory = tmp_path / "target"
-    directory.mkdir()
-    for path in tiny_pair.target.iterdir():
-        (directory / path.name).symlink_to(path)
-    template = (
-        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
-        "<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
-        "{% if add_generation_prompt %}<assistant>{% endif %}"
-    )
-    config = {"chat_template": template, "eos_token": {"content": "<|eos|>"}}
-    (directory / "tokenizer_config.json").write_text(json.dumps(config))
-    with start_server("--model-path", str(directory)) as server:
-        assert server.client.get("/server_info").json()["has_chat_template"] is True
-        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "temperature": 0}
-        answer = server.client.post("/v1/chat/completions", json={**body, "return_token_ids": True}).json()
-        plain = {
-            "prompt": "<user>hi<|eos|><assistant>",
-            "max_tokens": 4,
-            "temperature": 0,
-            "return_token_ids": True,
-        }
-        same = server.client.post("/v1/completions", json=plain).json()
-        for key in ("prompt_token_ids", "token_ids"):
-            assert answer["choices"][0][key] == same["choices"][0][key]
-        body["messages"] = [{"role": "system", "content": "x"}]
-        refused = server.client.post("/v1/chat/completions", json=body)
-        assert refused.status_code == 400
-        assert "no system role" in refused.json()["error"]["message"]

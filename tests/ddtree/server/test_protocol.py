@@ -30,6 +30,7 @@ def _refusal(call, *arguments):
         (b'{"a": -Infinity}', "-Infinity is not a JSON number"),
         (b'{"a": 1, "a": 2}', "same key twice"),
         (b"[1]", "must be a JSON object"),
+        (b'{"text": "\\ud800"}', "half of a surrogate pair"),
         (b'{"a": ' + b"[" * 100_000, "nested too deeply"),
         (b'{"a": ' + b"9" * 5000 + b"}", "not valid JSON"),
     ],
@@ -108,6 +109,12 @@ def test_generate_refuses_what_it_does_not_do(body, param):
 def test_chat_refuses_what_it_does_not_do(extra, param):
     body = {"messages": [{"role": "user", "content": "hi"}], **extra}
     assert _refusal(parse_chat, body).param == param
+
+
+def test_escaped_text_is_accepted():
+    assert parse_json(b'{"text": "\\ud83d\\ude00\\u00e9"}') == {
+        "text": "\N{GRINNING FACE}\N{LATIN SMALL LETTER E WITH ACUTE}"
+    }
 
 
 def test_values_that_ask_for_nothing_are_accepted():

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -17,6 +18,10 @@ from toolkit.ddtree.server.args import ServerArgs, UsageError, parse_args
 from toolkit.ddtree.server.chat import ChatTemplate
 from toolkit.ddtree.server.debug_log import DebugLog
 from toolkit.ddtree.server.service import Service
+from toolkit.ddtree.types import EngineConfig
+
+if TYPE_CHECKING:
+    from toolkit.ddtree.engine import Engine
 
 log = logging.getLogger("toolkit.ddtree.server")
 
@@ -34,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.basicConfig(
             level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
         )
+        for warning in args.warnings:
+            log.warning("%s", warning)
         with _bind(args.host, args.port) as sock:
             service = _load(args)
             return asyncio.run(_serve(service, sock))
@@ -57,19 +64,35 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def _load(args: ServerArgs) -> Service:
-    debug_log = None
-    if args.debug_file is not None:
-        try:
-            debug_log = DebugLog(args.debug_file, args.debug_file_bytes)
-        except OSError as error:
-            raise UsageError(f"--speculative-ddtree-debug-file {args.debug_file}: {error.strerror}") from None
-    from toolkit.ddtree.engine import Engine
-
+    """Load everything, what is quick to refuse first."""
+    for path in (args.engine.model_path, args.engine.draft_model_path):
+        if path is not None and not path.is_dir():
+            raise UsageError(f"{path}: no such checkpoint directory")
+    debug_log = _open_debug_log(args)
     try:
         chat_template = ChatTemplate(args.engine.model_path)
-        return Service(args, Engine(args.engine), chat_template, debug_log)
+        return Service(args, _load_engine(args.engine), chat_template, debug_log)
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from None
+
+
+def _open_debug_log(args: ServerArgs) -> DebugLog | None:
+    if args.debug_file is None:
+        return None
+    try:
+        return DebugLog(args.debug_file, args.debug_file_bytes)
+    except OSError as error:
+        raise UsageError(f"--speculative-ddtree-debug-file {args.debug_file}: {error.strerror}") from None
+
+
+def _load_engine(config: EngineConfig) -> Engine:
+    import torch
+
+    from toolkit.ddtree.engine import Engine
+
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: torch finds no CUDA device here; use --device cpu")
+    return Engine(config)
 
 
 class _Server(uvicorn.Server):

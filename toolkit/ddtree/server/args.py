@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -36,6 +36,7 @@ class ServerArgs:
         debug_file: where each verify step's debug line goes, or None.
         debug_file_bytes: size at which that file is rotated.
         shutdown_timeout: seconds that requests in flight are given after SIGTERM.
+        warnings: what is allowed but not wise.
     """
 
     engine: EngineConfig
@@ -50,6 +51,7 @@ class ServerArgs:
     debug_file: Path | None
     debug_file_bytes: int
     shutdown_timeout: float
+    warnings: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"ServerArgs({self.served_model_name!r} on {self.host}:{self.port})"
@@ -235,6 +237,7 @@ def _to_server_args(ns: argparse.Namespace) -> ServerArgs:
         debug_file=ns.speculative_ddtree_debug_file if ns.speculative_ddtree_debug_metrics else None,
         debug_file_bytes=ns.speculative_ddtree_debug_file_bytes,
         shutdown_timeout=ns.shutdown_timeout,
+        warnings=tuple(_warnings(ns)),
     )
 
 
@@ -287,6 +290,13 @@ def _check_exposure(ns: argparse.Namespace) -> None:
             f"--host {ns.host} is reachable from other machines: set api-key and admin-api-key in the "
             "--config file, or pass --allow-unauthenticated"
         )
+
+
+def _warnings(ns: argparse.Namespace) -> Iterator[str]:
+    if not (_is_loopback(ns.host) or ns.api_key):
+        yield f"--host {ns.host} is served without an API key to whoever can reach it"
+    if ns.config is not None and (ns.api_key or ns.admin_api_key) and ns.config.stat().st_mode & 0o044:
+        yield f"--config {ns.config} can be read by other users; it should have mode 0600"
 
 
 def _is_loopback(host: str) -> bool:

@@ -6,10 +6,19 @@ those labels is the total.
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 
 from toolkit.ddtree.server.runner import Generation
 from toolkit.ddtree.types import Algorithm, EngineConfig, FinishReason, Output, RoundStats
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a `_created` series beside each counter doubles the page and SGLang has none
 
 _BY_MODE = ("model_name", "mode", "expansion")
 _LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 25, 50, 100, 200, 400)

@@ -216,7 +216,17 @@ def parse_json(data: bytes) -> dict[str, Any]:
         raise ApiError(400, f"The body is not valid JSON: {error}.") from None
     if not isinstance(value, dict):
         raise ApiError(400, "The body must be a JSON object.")
+    if b"\\u" in data:
+        _check_text(value)
     return value
+
+
+def _check_text(value: Any) -> None:
+    """Refuse halves of surrogate pairs, which JSON can write and UTF-8 cannot."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ApiError(400, "The body has half of a surrogate pair (\\uD800 to \\uDFFF) in a text.") from None
 
 
 def _no_constant(name: str) -> NoReturn:
