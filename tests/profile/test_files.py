@@ -53,6 +53,12 @@ def test_byte_order_mark_crlf_and_no_final_newline(tmp_path, raw):
     assert load_profile(str(path)).data["description"] == "x"
 
 
+def test_places_after_a_byte_order_mark(tmp_path):
+    path = tmp_path / "odd.yaml"
+    path.write_bytes(b"\xef\xbb\xbf{nam: b, name: a, model: {drafter: {source: bundled}}}")
+    assert (refusal(path).line, refusal(path).column) == (1, 2)
+
+
 def test_places_under_crlf(tmp_path):
     path = tmp_path / "odd.yaml"
     path.write_bytes(GOOD.replace(b"\n", b"\r\n") + b"speculative:\r\n  budget: x\r\n")
