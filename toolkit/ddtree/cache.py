@@ -11,8 +11,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from toolkit.ddtree.models.layers import Heads
-
 _ROWS = 256  # capacity grows in these steps
 _Ids = npt.NDArray[np.int64]
 
@@ -21,19 +19,34 @@ class SlotCache:
     """K/V rows of running requests: request i owns slot i, and its position p is row p of the slot.
 
     Grows with what is asked of it, so that a server sized for many long requests starts small.
+
+    Attributes:
+        rows: K/V of each layer over all slots, [slots * capacity, 2 * kv heads, dim], keys first.
+
+    Args:
+        layers: layers of the model.
+        kv_heads: key/value heads of a layer.
+        dim: size of a head.
+        dtype: dtype of K/V.
+        device: where they are.
     """
 
-    def __init__(self, layers: int, heads: Heads, dtype: torch.dtype, device: torch.device) -> None:
-        self._data = torch.zeros(layers, 0, 0, 2, heads.kv, heads.dim, dtype=dtype, device=device)
+    def __init__(
+        self, layers: int, kv_heads: int, dim: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._kv_heads = kv_heads
+        self._adopt(torch.zeros(layers, 0, 0, 2 * kv_heads, dim, dtype=dtype, device=device))
 
     @property
     def capacity(self) -> int:
         """Rows of each slot."""
         return self._data.shape[2]
 
-    def layer(self, index: int) -> Tensor:
-        """K/V of one layer: [slots, capacity, 2, kv heads, dim]."""
-        return self._data[index]
+    def visible(self, first: int, count: int, rows: int) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of the first rows of some slots: two [count, kv heads, rows, dim] a layer."""
+        seen = self._data[:, first : first + count, :rows].transpose(2, 3)
+        keys, values = seen[:, :, : self._kv_heads], seen[:, :, self._kv_heads :]
+        return list(zip(keys.unbind(0), values.unbind(0), strict=True))
 
     def reserve(self, slots: int, rows: int) -> None:
         """Make room for `rows` rows in each of `slots` slots; what is stored stays."""
@@ -43,7 +56,7 @@ class SlotCache:
         rows = max(have_rows, -(-rows // _ROWS) * _ROWS)
         grown = self._data.new_zeros(layers, max(slots, have_slots), rows, *row_shape)
         grown[:, :have_slots, :have_rows] = self._data
-        self._data = grown
+        self._adopt(grown)
 
     def move_rows(self, source: Tensor, destination: Tensor) -> None:
         """Copy rows of all layers, int64 [n] counted over all slots; every source is read before a write."""
@@ -55,12 +68,16 @@ class SlotCache:
         self._data[:, destination, :rows] = self._data[:, source, :rows]
 
     def save(self, slot: int, rows: int) -> Tensor:
-        """A copy of the first rows of a slot: [layers, rows, 2, kv heads, dim]."""
+        """A copy of the first rows of a slot: [layers, rows, 2 * kv heads, dim]."""
         return self._data[:, slot, :rows].clone()
 
     def restore(self, slot: int, saved: Tensor) -> None:
         """Write saved rows to the start of a slot."""
         self._data[:, slot, : saved.shape[1]] = saved
+
+    def _adopt(self, data: Tensor) -> None:
+        self._data = data
+        self.rows = data.flatten(1, 2).unbind(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +124,7 @@ class PrefixCache:
             self._drop(next(iter(self._entries)))
 
     def longest(self, salt: str, tokens: Sequence[int]) -> tuple[int, tuple[Tensor, ...]]:
-        """How many of `tokens` a stored sequence begins with, and that sequence's K/V; (0, ()) if none does."""
+        """How many of `tokens` a stored sequence begins with, and its K/V; (0, ()) if none does."""
         wanted = np.asarray(tokens, dtype=np.int64)
         best, best_key = 0, -1
         for key, (other_salt, prefix) in self._entries.items():

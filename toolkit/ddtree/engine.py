@@ -238,7 +238,7 @@ class Engine:
         return room
 
     def _prefill(self, joined: int) -> list[Output]:
-        """Run the prompts of the last `joined` requests, padded to one width, in pieces; sample a token each."""
+        """Run the prompts of the last `joined` requests, padded, in pieces; sample a token each."""
         first = len(self._running) - joined
         batch = self._running[first:]
         last: dict[int, Tensor] = {}
@@ -285,7 +285,7 @@ class Engine:
         causal = _causal(width, self._device)
         rows = self._rows(0, len(self._running), depths, causal)
         hidden, captured = self._forward(tokens, rows)
-        logits = self.target.logits(hidden).unflatten(0, tokens.shape)
+        logits = self.target.logits(hidden).view(*tokens.shape, -1)
         choices = self._choose(self._running, logits, tokens, depths, causal.expand(len(tokens), -1, -1))
         accepted = (choices[:, :-1] == drafted).cumprod(1).sum(1).tolist()
         committed = [row[: count + 1] for row, count in zip(choices.tolist(), accepted, strict=True)]
@@ -308,7 +308,7 @@ class Engine:
         seen = ancestor_mask(trees)
         rows = self._rows(0, len(limits), trees.depths, seen)
         hidden, captured = self._forward(trees.tokens, rows)
-        logits = self.target.logits(hidden).unflatten(0, trees.tokens.shape)
+        logits = self.target.logits(hidden).view(*trees.tokens.shape, -1)
         choices = self._choose(self._running, logits, trees.tokens, trees.depths, seen)
         walked = walk(trees, choices)
         stats = round_stats(trees, walked, candidates)
@@ -370,7 +370,7 @@ class Engine:
         return torch.tensor([running.root for running in self._running], device=self._device)
 
     def _choose_next(self, batch: Sequence[Running], logits: Tensor) -> list[int]:
-        """The target's next token of each request from logits [R, vocabulary]; -1 where they are no numbers."""
+        """The target's next token from logits [R, vocabulary]; -1 where they are no numbers."""
         roots = torch.zeros(len(batch), 1, dtype=torch.int64, device=self._device)
         choices = self._choose(batch, logits.unsqueeze(1), roots, roots, roots.unsqueeze(2) == 0)
         return [int(row) for row in choices.squeeze(1).tolist()]

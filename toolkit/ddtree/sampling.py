@@ -1,11 +1,11 @@
 """The target's choice of a token, greedy or sampled, the same in every decoding mode.
 
-Sampling is the Gumbel-max trick: argmax(log p + g), with g independent standard Gumbel noise, is a draw from p. The noise is a
-pure function of (seed, position of the token to choose, token id). So the choice at a position depends on
-the prefix and the seed alone: neither on the decoding mode, nor on the tree, nor on the other requests. Drawing at every
-node of a draft tree and walking along the matches is then exact: on the accepted path each token is the one that plain decoding
-would have drawn there, its noise is independent of all earlier ones, and the draft never saw it. Nodes at
-equal depth share their noise, but only one node a depth is ever on the path.
+Sampling is the Gumbel-max trick: argmax(log p + g), with g independent standard Gumbel noise, is a draw from
+p. The noise is a pure function of (seed, position of the token to choose, token id). So the choice at a position
+depends on the prefix and the seed alone: neither on the decoding mode, nor on the tree, nor on the other
+requests. Drawing at every node of a draft tree and walking along the matches is then exact: on the accepted
+path each token is the one that plain decoding would have drawn there, its noise is independent of all earlier
+noise, and the draft never saw it. Nodes of equal depth share their noise, but the path has one node a depth.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def gumbel_noise(seed: int, position: int, count: int) -> Tensor:
 
 
 def _filtered(scores: Tensor, params: SamplingParams) -> Tensor:
-    """Set to -inf what top-k, top-p and min-p leave out; each judges the whole distribution, as SGLang's do."""
+    """Set to -inf what top-k, top-p and min-p leave out; each judges the whole distribution."""
     vocabulary = scores.shape[-1]
     if params.min_p > 0:
         floor = scores.max(-1, keepdim=True).values + math.log(params.min_p)

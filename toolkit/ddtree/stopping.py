@@ -10,8 +10,8 @@ Decode = Callable[[Sequence[int]], str]
 class StopStrings:
     """Watches the text of an output for stop strings, token by token.
 
-    A stop string may begin and end inside tokens. A token may end inside a UTF-8 sequence, and its text may depend
-    on the token before it, so new text is the difference of two decodings that start at the same token.
+    A stop string may begin and end inside tokens. A token may end inside a UTF-8 sequence, and its text may
+    depend on the token before it, so new text is the difference of two decodings from one starting token.
 
     Args:
         stop: the stop strings.
@@ -27,7 +27,7 @@ class StopStrings:
         self._tail = ""
 
     def push(self, token: int) -> str | None:
-        """Take the next token; returns the stop string that it completes, the leftmost if there are several."""
+        """Take the next token; returns the stop string that it completes, of several the leftmost."""
         self._pending.append(token)
         before = self._decode(self._context)
         text = self._tail + self._decode(self._context + self._pending)[len(before) :]

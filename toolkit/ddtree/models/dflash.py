@@ -1,8 +1,9 @@
 """The DFlash drafter: one forward proposes a block of tokens (arXiv 2602.06036; z-lab's public layout).
 
-The context of position p is hidden_norm(fc(outputs of the target's chosen layers at p)); each drafter layer projects it to K/V with its
-own weights. A block stands at positions s .. s + block_size - 1: the bonus token, then mask tokens. Its rows see the
-whole context 0 .. s - 1 and each other in both directions. Slot i gives the marginal of the token at s + i.
+The context of position p is hidden_norm(fc(outputs of the target's chosen layers at p)); each drafter layer
+projects it to K/V with its own weights. A block stands at positions s .. s + block_size - 1: the bonus
+token, then mask tokens. Its rows see the whole context 0 .. s - 1 and each other in both directions. Slot i
+gives the marginal of the token at s + i.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from torch import Tensor
 
 from toolkit.ddtree.cache import SlotCache
 from toolkit.ddtree.models.config import DrafterConfig, read_drafter_config
-from toolkit.ddtree.models.layers import DecoderLayer, Heads, Linear, Norm, Rope, Rows, scaled
+from toolkit.ddtree.models.layers import DecoderStack, Linear, Norm, Rows, scaled
 from toolkit.ddtree.models.loading import check_pair, load_drafter_weights
-from toolkit.ddtree.models.qwen3 import Qwen3Target
+from toolkit.ddtree.models.qwen3 import Qwen3Target, new_cache
 
 
 class DFlashDrafter:
@@ -46,12 +47,11 @@ class DFlashDrafter:
         self._target = target
         model = config.model
         device = target.embedding.device
-        self._layers = [DecoderLayer(weights, f"layers.{i}.", model) for i in range(model.num_hidden_layers)]
+        self._stack = DecoderStack(weights, "layers.", model, target.positions, device)
         self._fc = Linear(weights["fc.weight"])
         self._hidden_norm_weight = weights["hidden_norm.weight"]
         self._norm = Norm(model.hidden_size, model.rms_norm_eps, device)
         self._head = Linear(scaled(target.head_weight, weights["norm.weight"]))
-        self._rope = Rope(model.head_dim, model.rope, target.positions, device)
 
     @classmethod
     def load(cls, directory: Path, target: Qwen3Target, block_size: int | None = None) -> DFlashDrafter:
@@ -68,8 +68,7 @@ class DFlashDrafter:
 
     def new_cache(self) -> SlotCache:
         """An empty cache for the context's K/V."""
-        embedding = self._target.embedding
-        return SlotCache(len(self._layers), Heads.of(self.config.model), embedding.dtype, embedding.device)
+        return new_cache(self.config.model, self._target.embedding)
 
     def extend_context(self, hidden: Tensor, positions: Tensor, slots: Tensor, cache: SlotCache) -> None:
         """Append committed positions to the context.
@@ -81,9 +80,7 @@ class DFlashDrafter:
             cache: the context's K/V.
         """
         context = self._norm(self._fc(hidden)) * self._hidden_norm_weight
-        rotation = self._rope.at(positions)
-        for index, layer in enumerate(self._layers):
-            layer.write_context(context, rotation, cache.layer(index), slots)
+        self._stack.write_context(context, positions, slots, cache)
 
     def block(self, bonus: Tensor) -> Tensor:
         """Tokens of the draft block: the bonus token int64 [R], then mask tokens; int64 [R * block_size]."""
@@ -102,10 +99,7 @@ class DFlashDrafter:
         Returns:
             Logits [R, block_size - 1, vocabulary].
         """
-        x = self._target.embed(block)
-        rotation = self._rope.at(rows.positions)
-        for index, layer in enumerate(self._layers):
-            x = layer.forward(x, rotation, cache.layer(index), rows)
-        drafted = x.unflatten(0, (rows.requests, -1))[:, 1:]
-        count = drafted.shape[1]
-        return self._head(self._norm(drafted.reshape(rows.requests * count, -1))).unflatten(0, (-1, count))
+        x, _ = self._stack.forward(self._target.embed(block), rows, cache)
+        requests, count = rows.requests, self.block_size - 1
+        drafted = x.view(requests, self.block_size, -1)[:, 1:].reshape(requests * count, -1)
+        return self._head(self._norm(drafted)).view(requests, count, -1)

@@ -1,21 +1,22 @@
 """What target and drafter share: RMS norm, rotary embedding, grouped-query attention and SwiGLU.
 
-Rows are flat: a forward works on n = R * Q rows, R requests of Q rows each. Weights are prepared once at load so
-that a decode step is few operations, which is what a small model on a CPU spends its time on: q, k and v are one
-matrix, gate and up are one, the weight of a norm is multiplied into the matrix that follows it, and
-the two halves of a rotary pair lie beside each other so that the rotation is one complex product.
+Rows are flat: a forward works on n = R * Q rows, R requests of Q rows each. Weights are prepared once, at
+load, so that a decode step is few operations, which is what a small model on a CPU spends its time on: q, k
+and v are one matrix, gate and up are one, the weight of a norm is multiplied into the matrix that follows it,
+and the partners of a rotary pair lie beside each other, so that rotating is one complex product.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from toolkit.ddtree.cache import SlotCache
 from toolkit.ddtree.models.config import ModelConfig, RopeConfig
 
 
@@ -29,7 +30,7 @@ class Rows:
         first: first slot of the cache that takes part.
         requests: R, how many slots from there on do.
         visible: T, K/V rows of each slot that are looked at.
-        mask: float [R, 1, 1, Q, T], 0 where a row sees a K/V row and -inf where not; None if all see all.
+        mask: float [R, 1, Q, T], 0 where a row sees a K/V row and -inf where not; None if all see all.
     """
 
     positions: Tensor
@@ -41,36 +42,40 @@ class Rows:
 
 
 class Norm:
-    """RMS norm without weight: x / sqrt(mean(x^2) + eps) over the last dimension, in float32 or wider."""
+    """RMS norm without weight, over the last dimension: x / sqrt(mean(x^2) + eps), in float32."""
 
     def __init__(self, size: int, eps: float, device: torch.device) -> None:
         self._scale = 1.0 / size
         self._eps = torch.tensor(eps, dtype=torch.float32, device=device)
 
+    def inverse(self, x: Tensor) -> Tensor:
+        """What to multiply [..., size] by: float32 [..., 1]."""
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        return torch.addcmul(self._eps, length, length, value=self._scale).rsqrt_()
+
     def __call__(self, x: Tensor) -> Tensor:
         """Normalise [..., size]; the result has the dtype of `x`."""
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-        inverse = torch.addcmul(self._eps, length, length, value=self._scale).rsqrt_()
-        return x * inverse if x.dtype == torch.float32 else (x.float() * inverse).to(x.dtype)
+        normed = x * self.inverse(x)  # float32, whatever x is
+        return normed if x.dtype == torch.float32 else normed.to(x.dtype)
 
 
 class Linear:
-    """x @ weight.T without bias, for a weight [out, in] that is kept transposed."""
+    """x @ weight.T without bias, for a weight [out, in], which is kept transposed."""
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight.t().contiguous()
 
     def __call__(self, x: Tensor) -> Tensor:
         """[n, in] -> [n, out]."""
-        return x @ self._weight
+        return torch.mm(x, self._weight)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Residual + x @ weight.T, [n, out]."""
+        """Add a residual: residual + x @ weight.T, [n, out]."""
         return torch.addmm(residual, x, self._weight)
 
 
 class Rope:
-    """Rotary embedding tables (arXiv 2104.09864), with linear or YaRN (arXiv 2309.00071) scaling."""
+    """Rotary embedding (arXiv 2104.09864), with linear or YaRN (arXiv 2309.00071) scaling."""
 
     def __init__(self, head_dim: int, config: RopeConfig, length: int, device: torch.device) -> None:
         frequencies, scale = _frequencies(head_dim, config)
@@ -84,122 +89,156 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
-class Heads:
-    """Numbers of query heads and of key/value heads, and their size."""
+class _Heads:
+    """Numbers of query and key/value heads, their size, and the weights of their norms, [heads, dim]."""
 
     query: int
     kv: int
     dim: int
+    norm: Norm
+    scale: Tensor
 
-    @classmethod
-    def of(cls, config: ModelConfig) -> Heads:
-        """The heads of a model."""
-        return cls(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
-
-    @property
-    def kv_width(self) -> int:
-        """Elements of a K/V row: keys, then values."""
-        return 2 * self.kv * self.dim
+    def normalise_and_rotate(self, x: Tensor, scale: Tensor, rotation: Tensor) -> None:
+        """Norm and rotate heads of q and k in place: [n, heads, dim]."""
+        normed = (x * self.norm.inverse(x)).mul_(scale)
+        turned = torch.view_as_complex(normed.view(*x.shape[:2], -1, 2))
+        if x.dtype == torch.float32:
+            torch.mul(turned, rotation, out=torch.view_as_complex(x.view(*x.shape[:2], -1, 2)))
+        else:
+            x.copy_(torch.view_as_real(turned * rotation).flatten(2))
 
 
 class DecoderLayer:
     """One pre-norm decoder layer with per-head RMS norms on q and k (Qwen3, arXiv 2505.09388)."""
 
     def __init__(self, weights: Mapping[str, Tensor], prefix: str, config: ModelConfig) -> None:
-        heads = self.heads = Heads.of(config)
         device = weights[f"{prefix}input_layernorm.weight"].device
-        self._input_norm = Norm(config.hidden_size, config.rms_norm_eps, device)
-        self._head_norm = Norm(heads.dim, config.rms_norm_eps, device)
-        pairs = _pair_order(heads.dim)
+        dim, query, kv = config.head_dim, config.num_attention_heads, config.num_key_value_heads
+        pairs = _pair_order(dim).to(device)
 
         def paired(name: str, count: int) -> Tensor:
             weight = weights[f"{prefix}self_attn.{name}_proj.weight"]
-            return weight.view(count, heads.dim, -1)[:, pairs].reshape(count * heads.dim, -1)
+            return weight.view(count, dim, -1)[:, pairs].reshape(count * dim, -1)
 
-        q, k = paired("q", heads.query), paired("k", heads.kv)
-        v = weights[f"{prefix}self_attn.v_proj.weight"]
-        scale = weights[f"{prefix}input_layernorm.weight"]
-        self._qkv = Linear(scaled(torch.cat([q, k, v]), scale))
-        self._context_kv = torch.cat([k, v])
-        q_norm, k_norm = (weights[f"{prefix}self_attn.{name}_norm.weight"][pairs] for name in "qk")
-        self._qk_scale = torch.cat([q_norm.expand(heads.query, -1), k_norm.expand(heads.kv, -1)]).contiguous()
-        self._o = Linear(weights[f"{prefix}self_attn.o_proj.weight"])
+        q_norm, k_norm = (weights[f"{prefix}self_attn.{name}_norm.weight"][pairs].float() for name in "qk")
+        scale = torch.cat([q_norm.expand(query, -1), k_norm.expand(kv, -1)]).contiguous()
+        self._heads = _Heads(query, kv, dim, Norm(dim, config.rms_norm_eps, device), scale)
+        q, k, v = paired("q", query), paired("k", kv), weights[f"{prefix}self_attn.v_proj.weight"]
         gate, up = weights[f"{prefix}mlp.gate_proj.weight"], weights[f"{prefix}mlp.up_proj.weight"]
-        self._gate_up = Linear(
-            scaled(torch.cat([gate, up]), weights[f"{prefix}post_attention_layernorm.weight"])
-        )
+        self._norm = Norm(config.hidden_size, config.rms_norm_eps, device)
+        self._qkv = Linear(scaled(torch.cat([q, k, v]), weights[f"{prefix}input_layernorm.weight"]))
+        self._context_kv = Linear(torch.cat([k, v]))
+        self._o = Linear(weights[f"{prefix}self_attn.o_proj.weight"])
+        after = weights[f"{prefix}post_attention_layernorm.weight"]
+        self._gate_up = Linear(scaled(torch.cat([gate, up]), after))
         self._down = Linear(weights[f"{prefix}mlp.down_proj.weight"])
         self._inner = config.intermediate_size
 
-    def forward(self, x: Tensor, rotation: Tensor, kv: Tensor, rows: Rows) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        rotation: Tensor,
+        kv: Tensor,
+        slots: Tensor,
+        seen: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+    ) -> Tensor:
         """Run the layer, writing the rows' K/V first.
 
         Args:
             x: [n, hidden].
             rotation: complex64 [n, 1, dim / 2], see `Rope.at`.
-            kv: [slots, capacity, 2, kv heads, dim], this layer's K/V of all slots; written in place.
-            rows: where the rows stand.
+            kv: [rows, 2 * kv heads, dim], this layer's K/V of all slots; written in place.
+            slots: int64 [n], rows of `kv` to write.
+            seen: keys and values to attend to, views of `kv`, [R, kv heads, T, dim].
+            mask: [R, 1, group * Q, T], see `attend`.
 
         Returns:
             [n, hidden].
         """
-        heads = self.heads
-        qkv = self._qkv(self._input_norm(x)).view(x.shape[0], heads.query + 2 * heads.kv, heads.dim)
-        self._rotate(qkv[:, : heads.query + heads.kv], self._qk_scale, rotation)
-        store(kv, rows.slots, qkv[:, heads.query :])
-        x = self._o.add(attend(qkv[:, : heads.query], kv, rows), x)
-        gate_up = self._gate_up(self._input_norm(x))
+        heads = self._heads
+        qkv = self._qkv(self._norm(x)).view(-1, heads.query + 2 * heads.kv, heads.dim)
+        heads.normalise_and_rotate(qkv[:, : heads.query + heads.kv], heads.scale, rotation)
+        kv.index_copy_(0, slots, qkv[:, heads.query :])
+        x = self._o.add(attend(qkv[:, : heads.query], *seen, mask), x)
+        gate_up = self._gate_up(self._norm(x))
         return self._down.add(F.silu(gate_up[:, : self._inner]).mul_(gate_up[:, self._inner :]), x)
 
     def write_context(self, context: Tensor, rotation: Tensor, kv: Tensor, slots: Tensor) -> None:
-        """Write K/V of context rows that are not themselves decoded (DFlash: projected target hidden states).
+        """Write K/V of rows that are not decoded here (DFlash: projected hidden states of the target).
 
         Args:
-            context: [n, hidden], already normed; the layer's input norm does not apply to it.
-            rotation: as `forward`.
-            kv: as `forward`.
-            slots: int64 [n], K/V rows to write.
+            context: [n, hidden]; the layer's input norm does not apply to it.
+            rotation: as in `forward`.
+            kv: as in `forward`.
+            slots: int64 [n], rows of `kv` to write.
         """
-        heads = self.heads
-        new = (context @ self._context_kv.t()).view(-1, 2 * heads.kv, heads.dim)
-        self._rotate(new[:, : heads.kv], self._qk_scale[heads.query :], rotation)
-        store(kv, slots, new)
-
-    def _rotate(self, x: Tensor, scale: Tensor, rotation: Tensor) -> None:
-        """Norm and rotate the heads of q and k in place: [n, heads, dim]."""
-        normed = (self._head_norm(x) * scale).float().unflatten(-1, (-1, 2))
-        turned = torch.view_as_real(torch.view_as_complex(normed) * rotation)
-        x.copy_(turned.flatten(-2))
+        heads = self._heads
+        new = self._context_kv(context).view(-1, 2 * heads.kv, heads.dim)
+        heads.normalise_and_rotate(new[:, : heads.kv], heads.scale[heads.query :], rotation)
+        kv.index_copy_(0, slots, new)
 
 
-def store(kv: Tensor, slots: Tensor, new: Tensor) -> None:
-    """Write K/V rows [n, 2 * kv heads, dim] at `slots`, counted over all slots of the cache."""
-    kv.flatten(0, 1).index_copy_(0, slots, new.unflatten(1, (2, -1)))
+class DecoderStack:
+    """The decoder layers of one model, with their rotary embedding."""
+
+    def __init__(
+        self,
+        weights: Mapping[str, Tensor],
+        prefix: str,
+        config: ModelConfig,
+        positions: int,
+        device: torch.device,
+    ) -> None:
+        self.layers = [
+            DecoderLayer(weights, f"{prefix}{i}.", config) for i in range(config.num_hidden_layers)
+        ]
+        self._group = config.num_attention_heads // config.num_key_value_heads
+        self._rope = Rope(config.head_dim, config.rope, positions, device)
+
+    def forward(
+        self, x: Tensor, rows: Rows, cache: SlotCache, capture: Sequence[int] = ()
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Run rows [n, hidden] through all layers; their output and those of the layers `capture`."""
+        rotation = self._rope.at(rows.positions)
+        mask = rows.mask
+        if mask is not None and self._group > 1:
+            mask = mask.repeat(1, 1, self._group, 1)
+        captured: dict[int, Tensor] = {}
+        seen = cache.visible(rows.first, rows.requests, rows.visible)
+        for index, (layer, kv, pair) in enumerate(zip(self.layers, cache.rows, seen, strict=True)):
+            x = layer.forward(x, rotation, kv, rows.slots, pair, mask)
+            if index in capture:
+                captured[index] = x
+        return x, [captured[index] for index in capture]
+
+    def write_context(self, context: Tensor, positions: Tensor, slots: Tensor, cache: SlotCache) -> None:
+        """Write K/V of context rows [n, hidden] in every layer, see `DecoderLayer.write_context`."""
+        rotation = self._rope.at(positions)
+        for layer, kv in zip(self.layers, cache.rows, strict=True):
+            layer.write_context(context, rotation, kv, slots)
 
 
-def attend(q: Tensor, kv: Tensor, rows: Rows) -> Tensor:
-    """Grouped-query attention of [n, query heads, dim] over the first `rows.visible` K/V rows of each slot.
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Grouped-query attention, softmax(q k^T / sqrt(dim) + mask) v.
 
     The query heads that share a key/value head become rows of one attention, so K/V is never repeated.
 
+    Args:
+        q: [R * Q, query heads, dim].
+        k: [R, kv heads, T, dim], as is `v`.
+        v: values.
+        mask: [R, 1, group * Q, T], group-major, or None.
+
     Returns:
-        [n, query heads * dim].
+        [R * Q, query heads * dim].
     """
-    requests, visible = rows.requests, rows.visible
+    requests, kv_heads = k.shape[:2]
     n, query_heads, dim = q.shape
-    kv_heads = kv.shape[3]
     count, group = n // requests, query_heads // kv_heads
-    k, v = kv[rows.first : rows.first + requests, :visible].unbind(2)
     q = q.view(requests, count, kv_heads, group, dim).permute(0, 2, 3, 1, 4)
-    mask = rows.mask
-    if mask is not None:
-        mask = mask.expand(-1, -1, group, -1, -1).reshape(requests, 1, group * count, visible)
-    out = F.scaled_dot_product_attention(
-        q.reshape(requests, kv_heads, group * count, dim),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        attn_mask=mask,
-    )
+    q = q.reshape(requests, kv_heads, group * count, dim)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     return (
         out.view(requests, kv_heads, group, count, dim).permute(0, 3, 1, 2, 4).reshape(n, query_heads * dim)
     )
@@ -211,19 +250,27 @@ def attention_mask(lengths: Tensor, new: Tensor, visible: int, dtype: torch.dtyp
     Args:
         lengths: int64 [R], committed rows of each request; all its new rows see them.
         new: bool [R or 1, Q, Q], which new row (the K/V rows from `lengths` on) sees which.
-        visible: T, at least the greatest length + Q.
+        visible: T, at least the greatest length + Q; exactly that if R is 1.
         dtype: dtype of the attention.
 
     Returns:
-        [R, 1, 1, Q, T], 0 where seen and -inf where not.
+        [R, 1, Q, T], 0 where seen and -inf where not.
     """
     requests, count = lengths.shape[0], new.shape[-1]
+    mask = torch.zeros(requests, 1, count, visible, dtype=dtype, device=lengths.device)
+    if requests == 1:
+        mask[:, 0, :, visible - count :].masked_fill_(~new, -math.inf)
+        return mask
     column = torch.arange(visible, device=lengths.device) - lengths[:, None]
     index = column.clamp(0, count - 1)[:, None].expand(-1, count, -1)
     among = new.expand(requests, -1, -1).gather(2, index)
     seen = (column < 0)[:, None] | (among & (column < count)[:, None])
-    mask = torch.zeros(seen.shape, dtype=dtype, device=lengths.device)
-    return mask.masked_fill_(~seen, -math.inf)[:, None, None]
+    return mask.masked_fill_(~seen[:, None], -math.inf)
+
+
+def scaled(weight: Tensor, norm: Tensor) -> Tensor:
+    """Multiply a norm's weight into the matrix [out, in] that follows it."""
+    return (weight.float() * norm.float()).to(weight.dtype)
 
 
 def _frequencies(head_dim: int, config: RopeConfig) -> tuple[Tensor, float]:
@@ -251,10 +298,4 @@ def _frequencies(head_dim: int, config: RopeConfig) -> tuple[Tensor, float]:
 
 def _pair_order(head_dim: int) -> Tensor:
     """Order that puts the partners i and i + head_dim / 2 of a rotary pair beside each other."""
-    half = head_dim // 2
-    return torch.arange(head_dim).view(2, half).t().flatten()
-
-
-def scaled(weight: Tensor, norm: Tensor) -> Tensor:
-    """Multiply a norm's weight into the matrix [out, in] that follows it."""
-    return (weight.float() * norm.float()).to(weight.dtype)
+    return torch.arange(head_dim).view(2, head_dim // 2).t().flatten()

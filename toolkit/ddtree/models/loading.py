@@ -36,7 +36,7 @@ def target_shapes(config: ModelConfig) -> Shapes:
 
 
 def drafter_shapes(config: DrafterConfig) -> Shapes:
-    """Names and shapes of a DFlash drafter's tensors; embedding and head are the target's and not among them."""
+    """Names and shapes of a DFlash drafter's tensors; embedding and head are the target's."""
     hidden = config.model.hidden_size
     shapes: Shapes = {
         "fc.weight": (hidden, hidden * len(config.target_layer_ids)),
@@ -56,9 +56,9 @@ def load_target_weights(
     Raises:
         CheckpointError: see `load_tensors`.
     """
-    optional = (
-        {} if not config.tie_word_embeddings else {"lm_head.weight": (config.vocab_size, config.hidden_size)}
-    )
+    optional: Shapes = {}
+    if config.tie_word_embeddings:
+        optional["lm_head.weight"] = (config.vocab_size, config.hidden_size)
     tensors = load_tensors(directory, target_shapes(config), optional, dtype, device)
     head = tensors.pop("lm_head.weight", None) if config.tie_word_embeddings else None
     if head is not None and not torch.equal(head, tensors["model.embed_tokens.weight"]):
@@ -93,7 +93,7 @@ def check_pair(target: ModelConfig, drafter: DrafterConfig, directory: Path) -> 
         if ours != theirs:
             raise CheckpointError(
                 path,
-                f"{key} is {ours}, the target's is {theirs}; embedding and head are shared, so they must agree",
+                f"{key} is {ours}, the target's is {theirs}; embedding and head are shared and must agree",
             )
     depth = target.num_hidden_layers
     if drafter.num_target_layers not in (None, depth):

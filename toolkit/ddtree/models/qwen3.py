@@ -11,7 +11,7 @@ from torch import Tensor
 
 from toolkit.ddtree.cache import SlotCache
 from toolkit.ddtree.models.config import ModelConfig, read_target_config
-from toolkit.ddtree.models.layers import DecoderLayer, Heads, Linear, Norm, Rope, Rows, scaled
+from toolkit.ddtree.models.layers import DecoderStack, Linear, Norm, Rows, scaled
 from toolkit.ddtree.models.loading import load_target_weights
 
 
@@ -30,12 +30,9 @@ class Qwen3Target:
         self.embedding = weights["model.embed_tokens.weight"]
         self.head_weight = weights.get("lm_head.weight", self.embedding)
         device = self.embedding.device
-        self._layers = [
-            DecoderLayer(weights, f"model.layers.{i}.", config) for i in range(config.num_hidden_layers)
-        ]
+        self._stack = DecoderStack(weights, "model.layers.", config, positions, device)
         self._norm = Norm(config.hidden_size, config.rms_norm_eps, device)
         self._head = Linear(scaled(self.head_weight, weights["model.norm.weight"]))
-        self._rope = Rope(config.head_dim, config.rope, positions, device)
 
     @classmethod
     def load(cls, directory: Path, positions: int, dtype: torch.dtype, device: torch.device) -> Qwen3Target:
@@ -49,9 +46,7 @@ class Qwen3Target:
 
     def new_cache(self) -> SlotCache:
         """An empty K/V cache of this model's shape."""
-        return SlotCache(
-            len(self._layers), Heads.of(self.config), self.embedding.dtype, self.embedding.device
-        )
+        return new_cache(self.config, self.embedding)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embed int64 [n]: [n, hidden]."""
@@ -72,15 +67,16 @@ class Qwen3Target:
             Last hidden states [n, hidden], for `logits`; and the captured ones side by side,
             [n, len(capture) * hidden], or None.
         """
-        x = self.embed(tokens)
-        rotation = self._rope.at(rows.positions)
-        captured: dict[int, Tensor] = {}
-        for index, layer in enumerate(self._layers):
-            x = layer.forward(x, rotation, cache.layer(index), rows)
-            if index in capture:
-                captured[index] = x
-        return x, torch.cat([captured[i] for i in capture], dim=1) if capture else None
+        x, captured = self._stack.forward(self.embed(tokens), rows, cache, capture)
+        return x, torch.cat(captured, dim=1) if captured else None
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits of hidden states [n, hidden]: [n, vocabulary]."""
         return self._head(self._norm(hidden))
+
+
+def new_cache(config: ModelConfig, like: Tensor) -> SlotCache:
+    """An empty K/V cache of a model's shape, with the dtype and device of a tensor."""
+    return SlotCache(
+        config.num_hidden_layers, config.num_key_value_heads, config.head_dim, like.dtype, like.device
+    )
