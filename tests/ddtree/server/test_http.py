@@ -105,6 +105,25 @@ def test_bytes_that_are_no_http_are_dropped(server):
     _alive(server)
 
 
+def test_a_client_that_leaves_while_it_sends_is_forgotten(server):
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        headers = ("Host: x", "Content-Type: application/json", "Content-Length: 99")
+        connection.sendall("\r\n".join(["POST /generate HTTP/1.1", *headers, "", "{"]).encode())
+    _alive(server)
+
+
+def test_a_big_body_is_served_too(server):
+    limit = server.client.get("/server_info").json()["context_length"]
+    body = {"input_ids": [[1] * (limit - 4)] * 100, "sampling_params": {"max_new_tokens": 5}}
+    assert (
+        server.client.post("/generate", json=body).json()["error"]["param"]
+        == "sampling_params.max_new_tokens"
+    )
+    text = server.client.post("/generate", json={"text": "a" * 200_000}).json()["error"]
+    assert text["code"] == "context_length_exceeded"
+
+
 def test_a_client_that_leaves_mid_stream_ends_its_request(server):
     aborted = server.metric("sglang:num_aborted_requests_total")
     body = {"text": "a", "stream": True, "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}

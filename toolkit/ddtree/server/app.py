@@ -7,11 +7,12 @@ import hmac
 import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from toolkit.ddtree.server import answers, protocol, requests
@@ -23,6 +24,9 @@ from toolkit.ddtree.types import SamplingParams
 
 log = logging.getLogger(__name__)
 
+Parsed = TypeVar("Parsed")
+
+_BIG_BODY = 64 << 10
 _HEALTH_SECONDS = 20.0
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -70,8 +74,7 @@ def _generation_router(service: Service) -> APIRouter:
 
     @router.post("/generate")
     async def generate(request: Request) -> Response:
-        body = protocol.parse_generate(await _read_json(request, service.args.max_request_bytes))
-        jobs, is_batch = requests.generate_jobs(body, service.model)
+        body, jobs, is_batch = await _parsed(request, service, _parse_generate)
         found = service.submit(jobs)
         if body.stream:
             events = answers.generate_stream(service.runner, found, service.limits, is_batch=is_batch)
@@ -82,17 +85,12 @@ def _generation_router(service: Service) -> APIRouter:
 
     @router.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        body = protocol.parse_completion(await _read_json(request, service.args.max_request_bytes))
-        service.check_model(body.model)
-        jobs = requests.completion_jobs(body, service.model)
+        body, jobs = await _parsed(request, service, _parse_completion)
         return await _openai(request, service, body, jobs, chat=False)
 
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        body = protocol.parse_chat(await _read_json(request, service.args.max_request_bytes))
-        service.check_model(body.model)
-        prompt = service.model.encode(service.chat_template.render(body.messages))
-        jobs = [requests.chat_job(body, prompt, service.model)]
+        body, jobs = await _parsed(request, service, _parse_chat)
         return await _openai(request, service, body, jobs, chat=True)
 
     return router
@@ -145,6 +143,31 @@ def _admin_router(service: Service) -> APIRouter:
     return router
 
 
+def _parse_generate(service: Service, data: bytes) -> tuple[protocol.GenerateBody, list[requests.Job], bool]:
+    body = protocol.parse_generate(protocol.parse_json(data))
+    return body, *requests.generate_jobs(body, service.model)
+
+
+def _parse_completion(service: Service, data: bytes) -> tuple[protocol.CompletionBody, list[requests.Job]]:
+    body = protocol.parse_completion(protocol.parse_json(data))
+    service.check_model(body.model)
+    return body, requests.completion_jobs(body, service.model)
+
+
+def _parse_chat(service: Service, data: bytes) -> tuple[protocol.ChatBody, list[requests.Job]]:
+    body = protocol.parse_chat(protocol.parse_json(data))
+    service.check_model(body.model)
+    return body, [requests.chat_job(body, service.encode_chat(body.messages), service.model)]
+
+
+async def _parsed(request: Request, service: Service, parse: Callable[[Service, bytes], Parsed]) -> Parsed:
+    """Read and parse a body; a big one on another thread, so that the streams of others do not halt."""
+    data = await _read_body(request, service.args.max_request_bytes)
+    if len(data) > _BIG_BODY:
+        return await asyncio.to_thread(parse, service, data)
+    return parse(service, data)
+
+
 async def _openai(
     request: Request, service: Service, body: protocol.OpenAIBody, jobs: Sequence[requests.Job], *, chat: bool
 ) -> Response:
@@ -195,14 +218,14 @@ async def _unless_gone(request: Request, service: Service, found: Sequence[Answe
     """Wait for whole answers; a client that hangs up ends them.
 
     Raises:
-        ApiError: as `answers.whole`; 499 if the client has gone, for nobody to see.
+        ApiError: as `answers.whole`; 499 if the client has gone.
     """
     work = asyncio.ensure_future(answers.whole(service.runner, found))
     gone = asyncio.ensure_future(_disconnected(request))
     try:
         await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
-            raise ApiError(499, "The client closed the connection.")
+            raise _gone()
         work.result()
     finally:
         gone.cancel()
@@ -215,14 +238,14 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-async def _read_json(request: Request, limit: int) -> dict[str, Any]:
-    """The parsed body.
+async def _read_body(request: Request, limit: int) -> bytes:
+    """The body.
 
     A page in a browser can post `text/plain` to a server on this machine without asking, but not
     JSON, so the content type must say JSON.
 
     Raises:
-        ApiError: 413 if it is longer than `limit` bytes, 415 or 400 if it is not JSON.
+        ApiError: 413 if it is longer than `limit` bytes, 415 if it says that it is not JSON.
     """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
@@ -232,11 +255,18 @@ async def _read_json(request: Request, limit: int) -> dict[str, Any]:
     if announced.isdigit() and int(announced) > limit:
         raise too_long
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > limit:
-            raise too_long
-    return protocol.parse_json(bytes(body))
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > limit:
+                raise too_long
+    except ClientDisconnect:
+        raise _gone() from None
+    return bytes(body)
+
+
+def _gone() -> ApiError:
+    return ApiError(499, "The client closed the connection.")  # for nobody to see
 
 
 def _bearer(key: str | None) -> Callable[[Request], Awaitable[None]]:

@@ -13,6 +13,7 @@ from toolkit.ddtree.server.chat import ChatTemplate
 from toolkit.ddtree.server.debug_log import DebugLog
 from toolkit.ddtree.server.errors import ApiError
 from toolkit.ddtree.server.metrics import Metrics
+from toolkit.ddtree.server.protocol import ChatMessage
 from toolkit.ddtree.server.requests import Job, ModelLimits
 from toolkit.ddtree.server.runner import EngineRunner, Generation
 from toolkit.ddtree.types import Algorithm, Output
@@ -83,6 +84,12 @@ class Service:
                 param="model",
                 code="model_not_found",
             )
+
+    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """The prompt of a chat; raises ApiError (400) if the template refuses the messages."""
+        text = self.chat_template.render(messages)
+        # A template writes the special tokens itself.
+        return list(self.tokenizer.encode(text, add_special_tokens=not self.chat_template.own).ids)
 
     def submit(self, jobs: Sequence[Job], *, counted: bool = True) -> list[Answer]:
         """Start all jobs or none; raises ApiError as `EngineRunner.submit`."""
