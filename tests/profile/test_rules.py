@@ -4,6 +4,7 @@ import pytest
 
 from toolkit.errors import ConfigError
 from toolkit.profile.loading import load_profile
+from toolkit.profile.rules import warnings
 
 EMBEDDED = """\
 name: a
@@ -93,6 +94,12 @@ def test_sound_profiles_have_no_findings(tmp_path, text):
             "8.5 cannot be reached",
         ),
         (EMBEDDED, ["engine.extra_args=[--port, '80']"], "engine.extra_args[0]", "--port is written from"),
+        (
+            EMBEDDED,
+            ["engine.extra_args=[--shutdown-timeout=1]"],
+            "engine.extra_args[0]",
+            "service.stop_timeout",
+        ),
         (EMBEDDED, ["engine.extra_args=[--port=80]"], "engine.extra_args[0]", "--port is written from"),
         (
             EMBEDDED,
@@ -256,6 +263,13 @@ def test_warned(tmp_path, text, sets, key, message):
 )
 def test_not_disturbed(tmp_path, text, sets):
     assert findings(tmp_path, text, sets) == ([], [])
+
+
+def test_warnings_of_a_stored_profile(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text(EMBEDDED + "service: {bind: 0.0.0.0, allow_unauthenticated: true}\n")
+    (warning,) = warnings(load_profile(str(path)).profile)
+    assert str(warning).startswith("service.bind: 0.0.0.0 is reached from other machines")
 
 
 def test_an_argument_that_holds_a_key_is_not_shown(tmp_path):

@@ -51,6 +51,7 @@ OWNED_FLAGS: Final[Mapping[str, str]] = {
     "--api-key": "service.api_key",
     "--admin-api-key": "service.admin_api_key",
     "--allow-unauthenticated": "service.allow_unauthenticated",
+    "--shutdown-timeout": "service.stop_timeout",
     "--config": "service.api_key",
 }
 """Arguments that the toolkit writes itself, and the key that each comes from."""
