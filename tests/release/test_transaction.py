@@ -1,54 +1,291 @@
 """The straight line, and each way it ends otherwise, against a real process."""
 
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from changes import change, request, steps
+from stub_service import ACCEPTS, REFUSES, StubService
+
+from toolkit.errors import RolledBackError, ServiceDownError, ToolkitError
 from toolkit.release import history
-from toolkit.release.controller import begin, follow, hold, result
-from toolkit.release.request import Request
-
-
-def change(service, kind, release, base=None, **more):
-    """One transaction to its end; its outcome and events."""
-    request = Request(
-        kind=kind, who="a@b", release=release.id if release else None, base=base.id if base else None, **more
-    )
-    with hold(service.layout, service.name, "test"):
-        folder = begin(service.layout, service.name, request)
-        events = list(follow(folder))
-    return result(folder), events
+from toolkit.release.controller import begin
+from toolkit.release.journal import create_journal
+from toolkit.service.unit import SecretSource
 
 
 def test_first_deploy_then_second(service):
     first = service.stage("one")
     outcome, events = change(service, "deploy", first, acceptance=service.acceptance(requests=2))
     assert outcome.status == "committed"
-    assert [e.step for e in events if e.state == "done"] == [
-        "preflight",
-        "stop_old",
-        "switch",
-        "start_new",
-        "ready",
-        "acceptance",
-        "commit",
-        "outcome",
-    ]
+    forward = ["preflight", "stop_old", "switch", "start_new", "ready", "acceptance", "commit", "outcome"]
+    assert steps(events) == forward
+    assert [event.message for event in events if event.state == "progress"] == ["request 0", "request 1"]
     assert service.mark() == "one"
     assert service.host.store.current() == first
     assert first.acceptance["marks"] == ["one"]
+    assert outcome.report == str(first.path / "acceptance.json")
     second = service.stage("two")
-    outcome, _ = change(service, "deploy", second, first, acceptance=service.acceptance())
+    outcome, _ = change(service, "deploy", second, first, acceptance=ACCEPTS)
     assert (outcome.status, outcome.exit_code, outcome.serving) == ("committed", 0, second.id)
     assert service.mark() == "two"
     assert [entry.outcome for entry in history.read(service.paths)] == ["committed", "committed"]
     assert 0 < outcome.seconds["downtime"] <= outcome.seconds["total"]
+    outcome.raise_for_status()
 
 
-def test_refused_release_is_rolled_back(service):
-    first = service.stage("one")
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory):
+    """A service that serves `one`; every test that uses it leaves it so."""
+    stub = StubService(tmp_path_factory.mktemp("deployed") / "root")
+    first = stub.stage("one")
+    change(stub, "deploy", first, acceptance=ACCEPTS)
+    yield stub, first
+    stub.kill()
+
+
+@pytest.fixture
+def base(deployed):
+    stub, first = deployed
+    assert (stub.mark(), stub.host.store.current()) == ("one", first)
+    return deployed
+
+
+def test_old_is_stopped_before_new_starts(service):
+    """L6, seen in the server's own output: they share a port and all GPUs."""
+    first, second = service.stage("one"), service.stage("two")
     change(service, "deploy", first)
+    change(service, "deploy", second, first)
+    lines = service.paths.log.read_text().splitlines()
+    order = [line for line in lines if "ended by SIGTERM" in line or line.startswith("serving")]
+    assert order[0] == "serving one"
+    assert "ended by SIGTERM" in order[1]
+    assert order[2] == "serving two"
+
+
+def test_refused_release_is_rolled_back(base):
+    service, first = base
     second = service.stage("two")
-    outcome, _ = change(
-        service, "deploy", second, first, acceptance=service.acceptance(reasons=["acceptance length 1.6"])
-    )
-    assert (outcome.status, outcome.exit_code) == ("rolled_back", 5)
-    assert "acceptance length 1.6" in outcome.message
+    outcome, events = change(service, "swap", second, first, acceptance=REFUSES, base_acceptance=REFUSES)
+    assert (outcome.status, outcome.exit_code, outcome.serving) == ("rolled_back", 5, first.id)
+    assert "too slow" in outcome.message
     assert service.mark() == "one"
     assert service.host.store.current() == first
+    back = ["stop_new", "switch_back", "start_old", "ready_old", "outcome"]
+    assert steps(events)[-5:] == back
+    assert steps(events, "failed") == ["acceptance", "acceptance_old"]
+    assert outcome.report == str(second.path / "acceptance.refused.json")
+    assert second.acceptance is None
+    with pytest.raises(RolledBackError, match="too slow"):
+        outcome.raise_for_status()
+
+
+def test_unit_that_exits_at_once_fails_with_its_last_lines(base):
+    """L8: long before the load timeout, and the lines are the new release's own."""
+    service, first = base
+    second = service.stage("two", "--exit-at-once", "3", load_timeout=60.0)
+    begin = time.monotonic()
+    outcome, _ = change(service, "deploy", second, first)
+    assert time.monotonic() - begin < 15
+    assert outcome.status == "rolled_back"
+    assert "ended with status 3 before its first token" in outcome.message
+    assert any("cannot load the model: two" in line for line in outcome.log)
+    assert not any("serving one" in line for line in outcome.log)
+    assert service.mark() == "one"
+
+
+def test_slow_load_is_waited_for_and_health_does_not_count(service):
+    """L1 and L2, scaled down: /health answers at once, tokens come later."""
+    first = service.stage("one", "--load", "1.0", load_timeout=20.0)
+    outcome, events = change(service, "deploy", first)
+    assert outcome.status == "committed"
+    assert (
+        next(event for event in events if event.step == "ready" and event.state == "done").data[
+            "load_seconds"
+        ]
+        >= 1
+    )
+
+
+def test_load_timeout_is_the_units(base):
+    service, first = base
+    second = service.stage("two", "--load", "60", load_timeout=0.8)
+    outcome, _ = change(service, "deploy", second, first)
+    assert outcome.status == "rolled_back"
+    assert "no token within the load timeout of 0.8 s; last: /generate answered 503" in outcome.message
+    assert "load_timeout" in outcome.hint
+
+
+@pytest.mark.parametrize("fault", ["--die-after", "--hang-after"])
+def test_server_that_gives_up_after_some_requests_is_refused(base, fault):
+    """L3: readiness takes one token, acceptance sends more."""
+    service, first = base
+    second = service.stage("two", fault, "4")
+    outcome, _ = change(service, "deploy", second, first, acceptance=service.acceptance(requests=9))
+    assert outcome.status == "rolled_back"
+    assert "no token" in outcome.message
+    assert service.mark() == "one"
+
+
+def test_failed_first_deploy_leaves_it_stopped(service):
+    first = service.stage("one", "--grandchild", "session")
+    outcome, _ = change(service, "deploy", first, acceptance=REFUSES)
+    assert (outcome.status, outcome.exit_code, outcome.serving) == ("first_failed", 1, None)
+    assert "no earlier release, the service is stopped" in outcome.message
+    assert service.mark() is None
+    assert service.host.store.current() is None
+    assert service.host.process_status().state == "stopped"
+
+
+def test_both_broken_is_service_down(service):
+    flag = service.layout.root / "broken"
+    code = f'[ -e {flag} ] && exit 4; exec "$@"'
+    good = service.unit("x", "--mark", "one").argv
+    first = service.stage("one", argv=("/bin/sh", "-c", code, "sh", *good))
+    second = service.stage("two", "--exit-at-once", "3")
+    change(service, "deploy", first)
+    flag.touch()
+    outcome, _ = change(service, "deploy", second, first)
+    assert (outcome.status, outcome.exit_code, outcome.serving) == ("rollback_failed", 6, None)
+    assert f"returning to {first.id} failed too" in outcome.message
+    assert "ddtoolkit start stub" in outcome.hint
+    with pytest.raises(ServiceDownError):
+        outcome.raise_for_status()
+
+
+def test_rollback_to_a_broken_release_restores_the_better_one(service):
+    """L7."""
+    flag = service.layout.root / "broken"
+    good = service.unit("x", "--mark", "one").argv
+    first = service.stage("one", argv=("/bin/sh", "-c", f'[ -e {flag} ] && exit 4; exec "$@"', "sh", *good))
+    second = service.stage("two")
+    change(service, "deploy", first, acceptance=ACCEPTS)
+    change(service, "deploy", second, first, acceptance=ACCEPTS)
+    outcome, _ = change(service, "rollback", first, second, acceptance=ACCEPTS)
+    assert outcome.status == "committed"
+    assert service.mark() == "one"
+    flag.touch()
+    change(service, "rollback", second, first, acceptance=ACCEPTS)
+    outcome, _ = change(service, "rollback", first, second, acceptance=ACCEPTS)
+    assert outcome.status == "rolled_back"
+    assert "ended with status 4" in outcome.message
+    assert f"{second.id} serves again" in outcome.message
+    assert service.mark() == "two"
+
+
+def test_busy_port_of_another_release_is_refused_before_anything(base):
+    service, first = base
+    pid = service.host.process_status().pid
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        outcome, events = change(service, "deploy", service.stage("two", port=port), first)
+    assert (outcome.status, outcome.exit_code) == ("not_started", 1)
+    assert f"port {port} on 127.0.0.1 is in use by process {os.getpid()}" in outcome.message
+    assert "nothing was changed" in outcome.message
+    assert "stop_old" not in steps(events, "begin")
+    assert service.host.process_status().pid == pid
+
+
+def test_missing_secret_is_refused_before_anything(base):
+    service, first = base
+    pid = service.host.process_status().pid
+    second = service.stage(
+        "two", secrets={"api-key": SecretSource(env="NO_SUCH_VARIABLE")}, secrets_file="/nowhere"
+    )
+    outcome, _ = change(service, "deploy", second, first)
+    assert outcome.status == "not_started"
+    assert "NO_SUCH_VARIABLE" in outcome.message
+    assert service.host.process_status().pid == pid
+
+
+def test_base_stopped_on_request_stays_stopped_after_a_failure(service):
+    first, second = service.stage("one"), service.stage("two")
+    change(service, "deploy", first)
+    change(service, "stop", None)
+    outcome, _ = change(service, "deploy", second, first, acceptance=REFUSES)
+    assert outcome.status == "rolled_back"
+    assert "stopped, as it was before" in outcome.message
+    assert service.mark() is None
+    assert service.host.store.current() == first
+
+
+def test_base_that_had_crashed_is_brought_back(base):
+    service, first = base
+    second = service.stage("two")
+    service.kill()
+    outcome, _ = change(service, "deploy", second, first, acceptance=REFUSES)
+    assert (outcome.status, outcome.serving) == ("rolled_back", first.id)
+    assert service.mark() == "one"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"crash": True},
+            "acceptance ended with status 1 without a report: RuntimeError: the acceptance program",
+        ),
+        ({"sleep": 60, "time_limit": 0.5}, "acceptance did not end within 0.5 s"),
+    ],
+)
+def test_acceptance_that_breaks_is_a_refusal(base, settings, said):
+    service, first = base
+    second = service.stage("two")
+    outcome, _ = change(service, "deploy", second, first, acceptance=service.acceptance(**settings))
+    assert outcome.status == "rolled_back"
+    assert said in outcome.message
+    assert service.mark() == "one"
+
+
+def test_secrets_reach_server_and_acceptance_and_nothing_else(service, monkeypatch):
+    """R2, R6."""
+    key = 'pa$1wor$D"\\ {"a": "b c"} \u00e9'
+    monkeypatch.setenv("STUB_KEY", key)
+    release_id = service.host.store.new_id("0" * 64)
+    secrets_file = service.host.secrets_file(release_id)
+    first = service.host.store.stage(
+        release_id,
+        profile={},
+        manifest={},
+        unit=service.unit(
+            release_id,
+            "--config",
+            str(secrets_file),
+            secrets={"api-key": SecretSource(env="STUB_KEY")},
+            secrets_file=str(secrets_file),
+        ),
+    )
+    seen = service.layout.root / "seen"
+    shell = f'printf %s "$DDTOOLKIT_API_KEY" > {seen}; echo "{{}}" > "$4"'
+    acceptance = type(ACCEPTS)(("/bin/sh", "-c", shell, "sh"))
+    outcome, _ = change(service, "deploy", first, acceptance=acceptance)
+    assert outcome.status == "committed", outcome.message
+    assert seen.read_text() == key
+    seen.unlink()
+    assert secrets_file.stat().st_mode & 0o777 == 0o600
+    monkeypatch.delenv("STUB_KEY")
+    outcome, _ = change(service, "restart", first)
+    assert outcome.status == "committed", outcome.message
+    with_key = [
+        path for path in service.layout.root.rglob("*") if path.is_file() and b"pa$1wor" in path.read_bytes()
+    ]
+    assert with_key == [secrets_file]
+    pid = service.host.process_status().pid
+    assert b"pa$1" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_prune_keeps_what_may_be_returned_to(service):
+    releases = [service.stage(str(number)) for number in range(4)]
+    change(service, "deploy", releases[0])
+    outcome, _ = change(service, "deploy", releases[3], releases[0], keep_releases=1)
+    assert outcome.status == "committed"
+    assert service.host.store.all() == [releases[0], releases[3]]
+
+
+def test_begin_refuses_an_unrecovered_transaction(service):
+    service.paths.transaction.mkdir()
+    create_journal(service.paths.transaction)
+    with pytest.raises(ToolkitError, match="interrupted"):
+        begin(service.layout, service.name, request("deploy", service.stage("one")))

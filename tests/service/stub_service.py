@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -28,9 +29,12 @@ ACCEPTANCE = HERE / "stub_acceptance.py"
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port below those that the kernel gives to outgoing connections (ip(7), ip_local_port_range)."""
+    while True:
+        port = 10000 + secrets.randbelow(20000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class StubService:
@@ -114,3 +118,9 @@ def wait_until(condition, limit: float = 5.0) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not come true in time"
         time.sleep(0.02)
+
+
+ACCEPTS = Acceptance(("/bin/sh", "-c", 'echo "{}" > "$4"', "sh"), {}, 10.0)
+REFUSES = Acceptance(
+    ("/bin/sh", "-c", 'echo "{\\"reasons\\": [\\"too slow\\"]}" > "$4"; exit 1', "sh"), {}, 10.0
+)

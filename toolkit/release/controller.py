@@ -118,9 +118,11 @@ def follow(folder: Path) -> Iterator[Event]:
     while True:
         events = read_journal(folder)
         for event in events[seen:]:
-            yield event
             if event.step == "outcome":
+                _wait_free(host)
+                yield event
                 return
+            yield event
         if len(events) > seen or host.lock.transaction_running():
             quiet_since = time.monotonic()
         seen = len(events)
@@ -128,6 +130,13 @@ def follow(folder: Path) -> Iterator[Event]:
             yield Event("interrupted", "failed", "the transaction's process died")
             return
         time.sleep(_POLL)
+
+
+def _wait_free(host: ServiceHost) -> None:
+    """Let the process of a concluded transaction go, so that the next one finds the flock free."""
+    end = time.monotonic() + _GONE_AFTER
+    while host.lock.transaction_running() and time.monotonic() < end:
+        time.sleep(_POLL / 10)
 
 
 def result(folder: Path) -> Outcome | None:

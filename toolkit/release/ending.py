@@ -76,9 +76,9 @@ def end(
     )
     if request.recorded:
         _record(host, request, steps, outcome)
-    steps.end(message, outcome.to_json())
     with contextlib.suppress(OSError):
         host.store.forget_switches()
+    steps.end(message, outcome.to_json())
     return outcome
 
 

@@ -12,7 +12,7 @@ import re
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,10 @@ _PROFILE_FILE = "profile.json"
 _MANIFEST_FILE = "manifest.json"
 _META_FILE = "release.json"
 _SOURCES = "sources"
-_ID = re.compile(r"^\d{8}T\d{6}Z-[0-9a-f]{8}(-\d+)?$")
+_ID = re.compile(r"^\d{8}T\d{6}Z-[0-9a-f]{8}$")
 _STAGING = ".staging-"
 _DIGITS = 8
+_STAMP = "%Y%m%dT%H%M%SZ"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +107,13 @@ class Store:
         self._paths = paths
 
     def new_id(self, digest: str, now: datetime | None = None) -> str:
-        """An id that no release has yet."""
-        stamp = (now or datetime.now(UTC)).strftime("%Y%m%dT%H%M%SZ")
-        base = f"{stamp}-{digest[:_DIGITS]}"
-        found, number = base, 1
-        while self.path(found).exists():
-            number += 1
-            found = f"{base}-{number}"
-        return found
+        """An id after those of all releases, so that their order is that of their making."""
+        moment = now or datetime.now(UTC)
+        releases = self.all()
+        if releases:
+            newest = datetime.strptime(releases[-1].id.partition("-")[0], _STAMP).replace(tzinfo=UTC)
+            moment = max(moment, newest + timedelta(seconds=1))
+        return f"{moment.strftime(_STAMP)}-{digest[:_DIGITS]}"
 
     def path(self, release_id: str) -> Path:
         """Folder of the release, existing or not.

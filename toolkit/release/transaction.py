@@ -117,9 +117,8 @@ class Transaction:
                 ending.commit(self._host, self._request, release)
         except StepFailedError as failure:
             return self._undo(failure.reason, failure.hint)
-        outcome = self._end("committed", f"{release.id} serves")
         ending.prune(self._host, self._request)
-        return outcome
+        return self._end("committed", f"{release.id} serves")
 
     def _undo(self, reason: str, hint: str | None = None) -> Outcome:
         """Return to the base, or leave a first deploy stopped."""
