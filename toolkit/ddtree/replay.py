@@ -1,8 +1,8 @@
 """Replay a recorded trace under any tree policy, without a model.
 
 Speculative decoding is lossless: the greedy continuation is the same whatever the tree. A trace that holds
-the drafter's candidates at every position of a continuation therefore gives, exactly, the acceptance length of
-any policy.
+the drafter's candidates at every position of a continuation therefore gives, exactly, the acceptance length
+of any policy.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def load_trace(path: Path) -> Trace:
         OSError: the file cannot be read.
     """
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             fields = {name: arrays[name] for name in _FIELDS}
     except (KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path}: not a trace: {error}; record it again") from error

@@ -1,0 +1,238 @@
+"""Triton kernels against their plain references, in Triton's interpreter.
+
+The interpreter takes milliseconds for what a GPU does in nanoseconds: sizes are small and odd here, and
+tests/gpu has the large ones.
+"""
+
+import os
+from dataclasses import fields
+from math import inf, nan
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+import triton
+import triton.language as tl
+
+from toolkit.ddtree import tree
+from toolkit.ddtree.kernels import topk, tree_builder
+from toolkit.ddtree.kernels.keys import (
+    key_tie,
+    key_value,
+    largest_keys,
+    largest_sort,
+    merge_largest,
+    pack_key,
+)
+from toolkit.ddtree.tree import BatchLimits, DraftTrees
+from toolkit.ddtree.types import Expansion, TreeLimits
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture(autouse=True)
+def poison():
+    """Memory that a kernel leaves unwritten holds NaN, or the largest integer."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    assert torch.empty(2).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@triton.jit
+def _largest(p_key, p_out, COUNT: tl.constexpr, LENGTH: tl.constexpr, RISING: tl.constexpr):
+    b_key = tl.load(p_key + tl.arange(0, LENGTH))
+    tl.store(p_out + tl.arange(0, COUNT), largest_keys(b_key, COUNT, RISING))
+
+
+@triton.jit
+def _merge(p_left, p_right, p_out, LENGTH: tl.constexpr):
+    o_key = tl.arange(0, LENGTH)
+    tl.store(p_out + o_key, merge_largest(tl.load(p_left + o_key), tl.load(p_right + o_key)))
+
+
+@triton.jit
+def _round_trip(p_value, p_tie, p_key, p_value_out, p_tie_out, LENGTH: tl.constexpr):
+    o_value = tl.arange(0, LENGTH)
+    b_key = pack_key(tl.load(p_value + o_value), tl.load(p_tie + o_value))
+    tl.store(p_key + o_value, b_key)
+    tl.store(p_value_out + o_value, key_value(b_key))
+    tl.store(p_tie_out + o_value, key_tie(b_key))
+
+
+class TestKeys:
+    @pytest.mark.parametrize(("length", "count"), [(2, 2), (32, 4), (16, 16), (64, 2)])
+    @pytest.mark.parametrize("rising", [False, True])
+    def test_largest(self, length, count, rising):
+        generator = torch.Generator().manual_seed(length)
+        keys = torch.randint(-(2**62), 2**62, (length,), generator=generator).to(DEVICE)
+        out = torch.empty(count, dtype=torch.int64, device=DEVICE)
+        _largest[(1,)](keys, out, COUNT=count, LENGTH=length, RISING=rising)
+        expected = sorted(sorted(keys.tolist())[-count:], reverse=not rising)
+        assert out.tolist() == expected
+
+    def test_merge(self):
+        keys = torch.randperm(16, generator=torch.Generator().manual_seed(0)) - 8
+        falling, rising = keys[:8].sort(descending=True).values, keys[8:].sort().values
+        out = torch.empty(8, dtype=torch.int64, device=DEVICE)
+        _merge[(1,)](falling.to(DEVICE), rising.to(DEVICE), out, LENGTH=8)
+        assert out.tolist() == list(range(7, -1, -1))
+
+    def test_order_and_round_trip(self):
+        values = torch.tensor([3.5, 3.5, 1e-40, 0.0, -0.0, -1e-40, -2.0, -inf], device=DEVICE)
+        ties = torch.tensor([0, 2**31 - 1, 9, 3, 4, 0, 7, 1], dtype=torch.int32, device=DEVICE)
+        keys, tie_out = torch.empty_like(ties, dtype=torch.int64), torch.empty_like(ties, dtype=torch.int64)
+        value_out = torch.empty_like(values)
+        _round_trip[(1,)](values, ties, keys, value_out, tie_out, LENGTH=8)
+        assert keys.tolist() == sorted(keys.tolist(), reverse=True)
+        assert len(set(keys.tolist())) == 8
+        assert torch.equal(value_out, values)
+        assert torch.equal(tie_out, ties.long())
+
+
+class TestTopk:
+    def check(self, logits: torch.Tensor, k: int) -> None:
+        logprobs, tokens = topk.topk_logprobs(logits.to(DEVICE), k)
+        expected, expected_tokens = tree.topk_logprobs(logits, k)
+        assert torch.equal(tokens.cpu(), expected_tokens)
+        assert logprobs.dtype == torch.float32
+        torch.testing.assert_close(logprobs.cpu(), expected, atol=2e-6, rtol=1e-6)
+        assert (logprobs <= 0).all()
+
+    @pytest.mark.parametrize(
+        ("dtype", "vocabulary", "k"),
+        [(torch.float32, 63, 63), (torch.bfloat16, 1000, 5), (torch.float16, 4097, 1)],
+    )
+    def test_dtypes_and_odd_sizes(self, dtype, vocabulary, k):
+        generator = torch.Generator().manual_seed(vocabulary)
+        self.check((torch.randn(1, 2, vocabulary, generator=generator) * 4).to(dtype), k)
+
+    @pytest.mark.parametrize("k", [2, 13])
+    def test_many_chunks_are_merged_in_rounds(self, k, monkeypatch):
+        monkeypatch.setattr(topk, "_CHUNK", 64)
+        logits = torch.randint(0, 40, (1, 700), generator=torch.Generator().manual_seed(k)).float()
+        assert len(set(logits[0].topk(k).values.tolist())) < k
+        self.check(logits, k)
+
+    def test_impossible_tokens_and_a_certain_one(self, monkeypatch):
+        monkeypatch.setattr(topk, "_CHUNK", 32)
+        logits = torch.full((2, 99), -inf)
+        logits[0, [40, 7]] = torch.tensor([1.0, 1.0])
+        logits[1, 98] = -5.0
+        self.check(logits, 4)
+
+    def test_rows_may_be_strided(self):
+        logits = torch.randn(3, 2, 80, generator=torch.Generator().manual_seed(0))
+        self.check(logits[:, 1, :50], 3)
+
+    @pytest.mark.parametrize("bad", [nan, inf])
+    def test_a_broken_row_offers_nothing(self, bad):
+        logits = torch.tensor([[0.0, bad, 1.0], [0.0, 1.0, 2.0]], device=DEVICE)
+        logprobs, _ = topk.topk_logprobs(logits, 2)
+        assert logprobs[0].isnan().all()
+        torch.testing.assert_close(logprobs[1].cpu(), tree.topk_logprobs(logits.cpu(), 2)[0][1])
+
+    def test_bad_arguments_are_refused(self):
+        with pytest.raises(ValueError, match=r"top-k 4 is outside 1\.\.3"):
+            topk.topk_logprobs(torch.zeros(1, 3), 4)
+        with pytest.raises(ValueError, match=r"top-k 9000 is outside 1\.\.2048"):
+            topk.topk_logprobs(torch.zeros(1, 20000), 9000)
+        with pytest.raises(ValueError, match=r"torch\.float64"):
+            topk.topk_logprobs(torch.zeros(1, 3, dtype=torch.float64), 1)
+
+
+def check_trees(logprobs: torch.Tensor, limits: list[TreeLimits], max_budget: int) -> DraftTrees:
+    """Kernel and reference agree bit for bit; gives the reference's trees."""
+    tokens = torch.arange(logprobs.numel()).view(logprobs.shape) * 7 % 1001
+    roots = torch.arange(len(limits)) + 5000
+    expected = tree.build_trees(logprobs, tokens, roots, BatchLimits.of(limits), max_budget)
+    trees, links = tree_builder.build_trees(
+        logprobs.to(DEVICE), tokens.to(DEVICE), roots.to(DEVICE), BatchLimits.of(limits, DEVICE), max_budget
+    )
+    expected_links = tree_builder.tree_links(expected)
+    for field in fields(DraftTrees)[:-1]:
+        left, right = getattr(trees, field.name).cpu(), getattr(expected, field.name)
+        assert left.dtype == right.dtype
+        assert torch.equal(left, right), field.name
+    for field in fields(tree_builder.TreeLinks):
+        assert torch.equal(getattr(links, field.name).cpu(), getattr(expected_links, field.name)), field.name
+    return expected
+
+
+@st.composite
+def batches(draw):
+    requests, slots, ranks = draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    max_budget = draw(st.integers(0, 7))
+    value = st.sampled_from([0.0, -0.25, -0.5, -1.0, -1.3, -inf])
+    values = draw(st.lists(value, min_size=requests * slots * ranks, max_size=requests * slots * ranks))
+    logprobs = torch.tensor(values).view(requests, slots, ranks).sort(-1, descending=True).values
+    limit = st.builds(TreeLimits, st.integers(0, max_budget), st.integers(1, 4), st.sampled_from(Expansion))
+    return logprobs, draw(st.lists(limit, min_size=requests, max_size=requests)), max_budget
+
+
+class TestTrees:
+    @settings(max_examples=12, deadline=None)
+    @given(batches())
+    def test_ties_and_impossible_candidates(self, case):
+        check_trees(*case)
+
+    def test_unequal_requests_in_one_launch(self):
+        generator = torch.Generator().manual_seed(1)
+        logits = torch.randn(4, 3, 5, generator=generator) * 2
+        logprobs = torch.log_softmax(logits, -1).sort(-1, descending=True).values
+        limits = [
+            TreeLimits(13, 5),
+            TreeLimits(2, 3, Expansion.CHAIN_SEEDED),
+            TreeLimits(13, 5, Expansion.CHAIN),
+            TreeLimits(11, 2),
+        ]
+        trees = check_trees(logprobs, limits, 13)
+        assert trees.counts.tolist() == [13, 2, 3, 11]
+
+    def test_a_slot_of_nan_ends_the_tree(self):
+        logprobs = torch.tensor([[[-0.5, -1.0], [nan, nan], [-0.5, -1.0]]])
+        assert check_trees(logprobs, [TreeLimits(5, 2)], 5).counts.tolist() == [2]
+
+    def test_links_of_trees_wider_than_a_word(self):
+        generator = torch.Generator().manual_seed(2)
+        logprobs = torch.log_softmax(torch.randn(2, 7, 8, generator=generator), -1)
+        logprobs = logprobs.sort(-1, descending=True).values
+        trees = tree.build_trees(
+            logprobs, torch.zeros(2, 7, 8, dtype=torch.int64), torch.zeros(2), BatchLimits.of(
+                [TreeLimits(140, 8), TreeLimits(70, 8, Expansion.CHAIN_SEEDED)]
+            ), 140,
+        )  # fmt: skip
+        expected = tree_builder.tree_links(trees)
+        assert expected.ancestors.shape == (2, 141, 3)
+        on_device = DraftTrees(
+            *(getattr(trees, field.name).to(DEVICE) for field in fields(DraftTrees)[:-1]), trees.max_depth
+        )
+        links = tree_builder._link(on_device)
+        for field in fields(tree_builder.TreeLinks):
+            assert torch.equal(getattr(links, field.name).cpu(), getattr(expected, field.name)), field.name
+
+    def test_the_reference_links_say_what_the_mask_says(self):
+        logprobs = torch.tensor([[[-0.5, -1.0], [-0.5, -1.0]]])
+        trees = tree.build_trees(
+            logprobs, torch.tensor([[[1, 2], [3, 4]]]), torch.zeros(1), BatchLimits.of([TreeLimits(5, 2)]), 6
+        )
+        links = tree_builder.tree_links(trees)
+        assert trees.parents.tolist() == [[0, 0, 0, 1, 1, 2, 6]]
+        assert links.ancestors[0, :, 0].tolist() == [1, 3, 5, 11, 19, 37, 64]
+        assert links.first_child.tolist() == [[1, 3, 5, -1, -1, -1, -1]]
+        assert links.next_sibling.tolist() == [[-1, 2, -1, 4, -1, -1, -1]]
+
+    def test_more_than_the_device_sorts_is_refused(self):
+        budget = largest_sort(torch.device(DEVICE)) + 1
+        with pytest.raises(ValueError, match="lower the budget or the top-k cap"):
+            tree_builder.build_trees(
+                torch.zeros(1, 1, 2, device=DEVICE), torch.zeros(1, 1, 2, dtype=torch.int64, device=DEVICE),
+                torch.zeros(1, dtype=torch.int64, device=DEVICE),
+                BatchLimits.of([TreeLimits(budget, 2)], DEVICE), budget,
+            )  # fmt: skip
