@@ -92,9 +92,9 @@ def show(
 @profiles_app.command()
 def schema() -> None:
     """Print the JSON schema of profiles, for editors."""
-    from toolkit.profile.schema import Profile
+    from toolkit.profile.show import json_schema
 
-    emit(Profile.model_json_schema(by_alias=True))
+    emit(json_schema())
 
 
 def render(
