@@ -183,25 +183,31 @@ class Endpoint:
             self._idle.pop().close()
 
     @contextmanager
-    def _client(self) -> Iterator[httpx.Client]:
-        """A client of this request's own.
+    def _client(self, *, fresh: bool = False) -> Iterator[httpx.Client]:
+        """A client of this request's own: a used one if there is one, unless it must be fresh.
 
         A client shared by threads may close a connection as expired that another thread has just been
         given. Connections are dropped well before servers drop them (uvicorn: after 5 s).
         """
-        try:
-            client = self._idle.pop()
-        except IndexError:
-            client = httpx.Client(
-                base_url=self.url,
-                verify=self._tls,
-                limits=httpx.Limits(keepalive_expiry=_KEEP_IDLE),
-                trust_env=self._trust_env,
-            )
+        client = self._new_client() if fresh else self._kept_client()
         try:
             yield client
         finally:
             self._idle.append(client)
+
+    def _kept_client(self) -> httpx.Client:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._new_client()
+
+    def _new_client(self) -> httpx.Client:
+        return httpx.Client(
+            base_url=self.url,
+            verify=self._tls,
+            limits=httpx.Limits(keepalive_expiry=_KEEP_IDLE),
+            trust_env=self._trust_env,
+        )
 
     @property
     def remaining(self) -> float:
@@ -253,8 +259,14 @@ class Endpoint:
         """
         what = f"{method} {path}"
         try:
-            with self._client() as client:
-                response = client.request(method, path, json=body, **self._options(admin=admin))
+            try:
+                with self._client() as client:
+                    response = client.request(method, path, json=body, **self._options(admin=admin))
+            except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
+                # The server may have closed a kept connection just then (RFC 9112, section 9.3.1): that is
+                # no fault of its; one more try, on a connection of its own, tells.
+                with self._client(fresh=True) as client:
+                    response = client.request(method, path, json=body, **self._options(admin=admin))
         except httpx.HTTPError as error:
             raise self._fault(what, error) from None
         if not response.is_success:
@@ -369,7 +381,7 @@ class Endpoint:
         what = f"POST {path} (streamed)"
         try:
             with (
-                self._client() as client,
+                self._client(fresh=True) as client,
                 client.stream("POST", path, json=body, **self._options()) as response,
             ):
                 if not response.is_success:

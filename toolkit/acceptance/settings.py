@@ -48,7 +48,7 @@ class Settings(BaseModel):
     max_new_tokens: int = Field(
         65, ge=65, le=4096, description="tokens of a compared output: 64 judged positions"
     )
-    load_tokens: int = Field(32, ge=2, le=4096, description="tokens of each request under load")
+    load_tokens: int = Field(16, ge=2, le=4096, description="tokens of each request under load")
     required: tuple[str, ...] = ()
 
 
