@@ -42,7 +42,7 @@ class Server:
         found = re.match(r"ready: (http://\S+) ", self.ready_line)
         if not found:
             self.process.wait(10)
-            self._reader.join(5)
+            self._close()
             raise RuntimeError(f"no ready line but {self.ready_line!r}; {self.log}")
         self.url = found[1]
         self.client = httpx.Client(base_url=self.url, timeout=60)
@@ -99,10 +99,13 @@ class Server:
             self.process.send_signal(number)
         code = self.process.wait(timeout)
         self.client.close()
+        self._close()
+        return code
+
+    def _close(self):
         self._reader.join(5)
         self.process.stdout.close()
         self.process.stderr.close()
-        return code
 
 
 @pytest.fixture(scope="session")

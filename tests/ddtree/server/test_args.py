@@ -62,6 +62,8 @@ def test_tree_flags_reach_the_engine():
         (["--model-path", "m", "--host", "0.0.0.0", "--api-key", "k"], "set api-key and admin-api-key"),  # noqa: S104
         (["--model-path", "m", "--host", "example.org"], "reachable from other machines"),
         (["--model-path", "m", "--api-key", ""], "not empty"),
+        (["--model-path", "m", "--api-key", "a "], "without spaces around it"),
+        (["--model-path", "m", "--admin-api-key", "a\tb"], "printable text"),
         (["--model-path", "m", "--tokenizer-path", "t"], "same as --model-path"),
         (["--model-path", "m", "--shutdown-timeout", "nan"], "out of range"),
         (["--model-path", "m", "--tp-size", "2"], "unrecognized arguments: --tp-size"),

@@ -128,6 +128,15 @@ def test_health_generates_and_is_counted_nowhere(server):
     assert server.metric("sglang:generation_tokens_total") == before
 
 
+def test_tokenize_gives_what_a_prompt_becomes(server):
+    answer = server.client.post("/tokenize", json={"model": "tiny", "prompt": "def self"}).json()
+    assert answer["count"] == len(answer["tokens"]) < len("def self")
+    assert server.generate(answer["tokens"])["output_ids"] == server.generate("def self")["output_ids"]
+    many = server.client.post("/tokenize", json={"prompt": ["def", "x"], "add_special_tokens": False}).json()
+    assert many["count"] == [len(tokens) for tokens in many["tokens"]]
+    assert server.client.post("/tokenize", json={"prompt": 3}).status_code == 400
+
+
 def test_the_information_endpoints_agree_under_both_names(server):
     info = server.client.get("/server_info").json()
     for name, value in {

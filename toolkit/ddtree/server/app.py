@@ -108,6 +108,10 @@ def _info_router(service: Service) -> APIRouter:
         service.check_model(name)
         return service.model_card()
 
+    @router.post("/tokenize")
+    async def tokenize(request: Request) -> dict[str, Any]:
+        return await _parsed(request, service, _tokenize)
+
     @router.get("/model_info")
     @router.get("/get_model_info")
     async def model_info() -> dict[str, Any]:
@@ -158,6 +162,12 @@ def _parse_chat(service: Service, data: bytes) -> tuple[protocol.ChatBody, list[
     body = protocol.parse_chat(protocol.parse_json(data))
     service.check_model(body.model)
     return body, [requests.chat_job(body, service.encode_chat(body.messages), service.model)]
+
+
+def _tokenize(service: Service, data: bytes) -> dict[str, Any]:
+    body = protocol.parse_tokenize(protocol.parse_json(data))
+    service.check_model(body.model)
+    return service.tokenize(body.prompt, special=body.add_special_tokens is not False)
 
 
 async def _parsed(request: Request, service: Service, parse: Callable[[Service, bytes], Parsed]) -> Parsed:

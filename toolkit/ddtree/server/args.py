@@ -279,10 +279,9 @@ def _refuse_given(ns: argparse.Namespace, *names: str, needs: str) -> None:
 def _check_exposure(ns: argparse.Namespace) -> None:
     for name in ("api_key", "admin_api_key"):
         key = getattr(ns, name)
-        if key is not None and not (key and key.isascii() and key.isprintable() and " " not in key):
-            raise UsageError(
-                f"--{name.replace('_', '-')} must be printable ASCII without spaces, and not empty"
-            )
+        if key is not None and not (key and key == key.strip() and key.isprintable()):
+            flag = "--" + name.replace("_", "-")
+            raise UsageError(f"{flag} must be printable text, not empty, without spaces around it")
     if _is_loopback(ns.host) or ns.allow_unauthenticated:
         return
     if not (ns.api_key and ns.admin_api_key):

@@ -133,6 +133,14 @@ class ChatBody(OpenAIBody):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
 
 
+class TokenizeBody(_Strict):
+    """Body of `/tokenize`."""
+
+    model: str | None = None
+    prompt: str | list[str]
+    add_special_tokens: bool | None = None
+
+
 _NOTHING: tuple[Any, ...] = (None, False)
 
 # Known fields that this server does not implement, with the values that ask for nothing.
@@ -264,6 +272,11 @@ def parse_completion(body: dict[str, Any]) -> CompletionBody:
 def parse_chat(body: dict[str, Any]) -> ChatBody:
     """Validate the body of `/v1/chat/completions`; raises ApiError (400) naming each field at fault."""
     return _validate(ChatBody, _without_neutral(body, NEUTRAL_CHAT))
+
+
+def parse_tokenize(body: dict[str, Any]) -> TokenizeBody:
+    """Validate the body of `/tokenize`; raises ApiError (400) naming each field at fault."""
+    return _validate(TokenizeBody, body)
 
 
 def _without_neutral(

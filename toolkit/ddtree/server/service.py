@@ -85,6 +85,18 @@ class Service:
                 code="model_not_found",
             )
 
+    def tokenize(self, prompt: str | list[str], *, special: bool) -> dict[str, Any]:
+        """SGLang's `/tokenize`: token ids of a text, or of each of many, as a prompt would have them."""
+        texts = [prompt] if isinstance(prompt, str) else prompt
+        tokens = [list(self.tokenizer.encode(text, add_special_tokens=special).ids) for text in texts]
+        counts = [len(ids) for ids in tokens]
+        single = isinstance(prompt, str)
+        return {
+            "tokens": tokens[0] if single else tokens,
+            "count": counts[0] if single else counts,
+            "max_model_len": self.model.context_length,
+        }
+
     def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
         """The prompt of a chat; raises ApiError (400) if the template refuses the messages."""
         text = self.chat_template.render(messages)
