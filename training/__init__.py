@@ -1,0 +1,1 @@
+"""Training of the target/drafter pair that ships under ``toolkit/ddtree/bundled``."""

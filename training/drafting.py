@@ -1,0 +1,126 @@
+"""Training of a DFlash drafter against a finished target."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from training import data, export
+from training.generate import continue_rows
+from training.modules import Drafter, Target, draft_blocks, rope_table
+from training.run import Run
+
+BLOCK_SIZE = 8
+SLOT_DECAY = 4.0
+
+
+class GeneratedRows:
+    """The target's own continuations of training text, greedy and at temperature 1."""
+
+    def __init__(self, run: Run, target: Target, tokens: Tensor) -> None:
+        self.length = run.row_length // 2
+        writer = Target(target.dims).to(
+            run.device, torch.bfloat16 if run.device.type == "cuda" else torch.float32
+        )
+        writer.load_state_dict(target.state_dict())
+        table = rope_table(target.dims, run.device)
+        batch, repeats = (8, 1) if run.options.dry_run else (4096, 2)
+        rows, starts = [], []
+        for temperature in (0.0, 1.0):
+            for _ in range(repeats):
+                prompts = data.random_rows(tokens, batch, self.length, run.generator)
+                lengths = torch.randint(
+                    16, self.length * 5 // 8, (batch,), device=run.device, generator=run.generator
+                )
+                rows.append(
+                    continue_rows(writer, prompts, lengths, self.length, temperature, table, run.generator)
+                    .clone()
+                    .short()
+                )
+                starts.append(lengths)
+        self.rows, self.starts = torch.cat(rows), torch.cat(starts)
+
+    def sample(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Rows int64 [count, length], and where their continuations begin [count]."""
+        chosen = torch.randint(0, len(self.rows), (count,), device=self.rows.device, generator=generator)
+        return self.rows[chosen].long(), self.starts[chosen]
+
+
+def train_drafter(run: Run, target: Target, tokens: Tensor, capture: tuple[int, ...]) -> tuple[Drafter, int]:
+    """Train a drafter on source text and on the target's own text; returns it and the number of steps.
+
+    The slots of an anchor are trained towards the token that follows and the target's distribution there,
+    in equal parts, weighted exp(-slot / 4): an early slot decides whether the later ones count at all.
+    """
+    options = run.options
+    if options.drafter is None:
+        drafter = Drafter(run.drafter_dims, len(capture)).to(run.device)
+    else:
+        drafter = export.load_drafter(options.drafter, run.device)
+    target.requires_grad_(False)
+    run.compiled(target)
+    run.compiled(drafter)
+    table = rope_table(target.dims, run.device)
+    generated = GeneratedRows(run, target, tokens)
+    run.say("generated rows", len(generated.rows), "of", generated.length)
+    weights = torch.exp(-torch.arange(BLOCK_SIZE - 1, device=run.device) / SLOT_DECAY)
+    weights = weights / weights.sum()
+    rows_a_step, anchors_a_row = (4, 8) if options.dry_run else (32, 64)
+
+    def loss_of(step: int) -> Tensor:
+        if step % 4 == 3:
+            ids = data.random_rows(tokens, rows_a_step // 2, run.row_length, run.generator)
+            first = torch.ones(len(ids), device=run.device)
+        else:
+            source = data.random_rows(tokens, rows_a_step // 4, generated.length, run.generator)
+            written, first = generated.sample(rows_a_step - len(source), run.generator)
+            ids = torch.cat([source, written])
+            first = torch.cat([torch.ones(len(source), device=run.device), first])
+        spread = torch.rand(len(ids), anchors_a_row, device=run.device, generator=run.generator)
+        last = (
+            (first + 400).clamp(max=ids.shape[1] - BLOCK_SIZE) if step % 4 != 3 else ids.shape[1] - BLOCK_SIZE
+        )
+        anchors = (first[:, None] + spread * (last - first)[:, None]).long()
+        return draft_loss(target, drafter, ids, anchors, capture, table, weights)
+
+    steps = run.train("drafter", drafter, loss_of, options.drafter_seconds, options.drafter_lr)
+    return drafter, steps
+
+
+def draft_loss(
+    target: Target,
+    drafter: Drafter,
+    ids: Tensor,
+    anchors: Tensor,
+    capture: tuple[int, ...],
+    table: tuple[Tensor, Tensor],
+    weights: Tensor,
+) -> Tensor:
+    """Half cross-entropy to the text, half to the target's distribution, over all slots but the first.
+
+    Args:
+        target: Frozen.
+        drafter: In training.
+        ids: int64 [B, T].
+        anchors: Position of each block's bonus token, int64 [B, N].
+        capture: Target layers whose outputs the drafter reads.
+        table: As ``rope_table`` gives it.
+        weights: Of the slots, float32 [block_size - 1], of sum 1.
+
+    Returns:
+        The mean over anchors of the weighted sum over slots.
+    """
+    with torch.no_grad():
+        hidden, features = target(ids, table, capture)
+        slots, positions, mask = draft_blocks(ids, anchors, BLOCK_SIZE, data.MASK)
+        wanted = positions.unflatten(1, (-1, BLOCK_SIZE))[..., 1:]
+        before = (wanted - 1).flatten(1)[..., None].expand(-1, -1, hidden.shape[-1])
+        soft = target.logits(hidden.gather(1, before)).softmax(-1)
+        noise = target.embed_tokens(slots)
+    drafted = drafter(noise, features, positions, mask, table).unflatten(1, (-1, BLOCK_SIZE))[:, :, 1:]
+    logprobs = target.logits(drafted.flatten(1, 2)).log_softmax(-1)
+    labels = ids.gather(1, wanted.flatten(1))
+    hard_loss = -logprobs.gather(-1, labels[..., None])[..., 0]
+    soft_loss = -(soft * logprobs).sum(-1)
+    loss = (hard_loss + soft_loss).unflatten(1, (-1, BLOCK_SIZE - 1)) / 2
+    return (loss * weights).sum(-1).mean()
