@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -135,10 +134,8 @@ def _experiment_seconds(text: str) -> float:
 
 
 def _finish(name: str, outcome: Outcome | None, *, as_json: bool) -> None:
-    from toolkit.cli.progress import show_outcome
+    from toolkit.cli.progress import finish
 
-    if outcome is not None:
-        show_outcome(outcome)
     if as_json:
         emit(
             {
@@ -147,6 +144,5 @@ def _finish(name: str, outcome: Outcome | None, *, as_json: bool) -> None:
                 "outcome": outcome and outcome.to_json(),
             }
         )
-    if outcome is not None and outcome.exit_code:
-        # The outcome is on the screen already; only its exit code is left to give.
-        sys.exit(outcome.exit_code)
+    if outcome is not None:
+        finish(outcome)

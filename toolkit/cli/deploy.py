@@ -39,7 +39,7 @@ def deploy_profile(
     as_json: Json = False,
 ) -> None:
     """Deploy a profile on this machine: provision, build, restart once, judge, keep or undo."""
-    from toolkit.cli.progress import Lines, show_outcome
+    from toolkit.cli.progress import Lines
     from toolkit.deploy.flow import Judging, deploy
 
     prepared = _prepare(name, overlays, sets)
@@ -56,8 +56,6 @@ def deploy_profile(
     outcome = deploy(
         prepared, lines.watcher(), lock_wait=lock_wait, judging=Judging(new_baseline=new_baseline)
     )
-    if outcome is not None:
-        show_outcome(outcome)
     _finish(prepared, outcome, as_json=as_json)
 
 
@@ -126,11 +124,12 @@ def _confirm_undone(prepared: Prepared, *, yes: bool) -> None:
 
 
 def _finish(prepared: Prepared, outcome: Outcome | None, *, as_json: bool) -> None:
+    from toolkit.cli.progress import finish
     from toolkit.deploy.summary import next_lines, summary
 
     if as_json:
         emit(summary(prepared.host, prepared.plan, outcome))
     if outcome is not None:
-        outcome.raise_for_status()
+        finish(outcome)
     for line in next_lines(prepared.host, changed=outcome is not None):
         say(line)

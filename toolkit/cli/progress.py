@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -60,8 +61,12 @@ class Lines:
             say(f"{'':9}{'':12} {name}: {status}")
 
 
-def show_outcome(outcome: Outcome) -> None:
-    """The outcome of a transaction, with the server's last words when it failed."""
+def finish(outcome: Outcome) -> None:
+    """Show how a transaction ended, with the last words of a failed server; exit unless it succeeded.
+
+    Raises:
+        SystemExit: with the outcome's exit code; 5 rolled back, 6 nothing serves, 1 any other failure.
+    """
     if outcome.log:
         say("last lines of the server's output:")
         for line in outcome.log:
@@ -69,3 +74,7 @@ def show_outcome(outcome: Outcome) -> None:
     downtime = outcome.seconds.get("downtime")
     tail = f" (without a server for {downtime:.1f} s)" if downtime is not None else ""
     say(f"{outcome.kind}: {outcome.status.replace('_', ' ')}: {outcome.message}{tail}")
+    if outcome.hint:
+        say(f"  next: {outcome.hint}")
+    if outcome.exit_code:
+        sys.exit(outcome.exit_code)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Any, Literal
 
 import typer
@@ -29,7 +28,7 @@ def register(app: typer.Typer) -> None:
 def _change(
     name: str | None, verb: Verb, *, lock_wait: float, yes: bool, verbose: bool, as_json: bool
 ) -> None:
-    from toolkit.cli.progress import Lines, show_outcome
+    from toolkit.cli.progress import Lines, finish
     from toolkit.deploy.locate import find_service
     from toolkit.release import control
 
@@ -39,11 +38,9 @@ def _change(
     change = {"start": control.start, "stop": control.stop, "restart": control.restart}[verb]
     lines = Lines(verbose=verbose)
     outcome = change(service.layout, service.name, wait=lock_wait, on_event=lines.event)
-    show_outcome(outcome)
     if as_json:
         emit({"ok": outcome.exit_code == 0, "service": service.name, "outcome": outcome.to_json()})
-    if outcome.exit_code:
-        sys.exit(outcome.exit_code)
+    finish(outcome)
 
 
 def start(
