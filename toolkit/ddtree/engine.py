@@ -12,7 +12,6 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,35 +19,24 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from toolkit.ddtree.cache import Prefix, PrefixCache, SlotCache
-from toolkit.ddtree.models.config import read_target_config
-from toolkit.ddtree.models.dflash import DFlashDrafter
-from toolkit.ddtree.models.errors import CheckpointError
-from toolkit.ddtree.models.layers import Rows, attention_mask
-from toolkit.ddtree.models.qwen3 import Qwen3Target
+from toolkit.ddtree.cache import Prefix, PrefixCache
+from toolkit.ddtree.model_runner import PREFILL_ROWS, ModelRunner
+from toolkit.ddtree.models.layers import Rows
 from toolkit.ddtree.running import Running
-from toolkit.ddtree.sampling import Sampler, argmax, check_sampling
+from toolkit.ddtree.sampling import Sampler, argmax
 from toolkit.ddtree.stopping import StopStrings
+from toolkit.ddtree.tokenizer import load_tokenizer
 from toolkit.ddtree.tree import BatchLimits, ancestor_mask, build_trees, topk_logprobs
-from toolkit.ddtree.types import (
-    Algorithm,
-    EngineConfig,
-    FinishReason,
-    Output,
-    Request,
-    RoundStats,
-    TreeLimits,
-)
+from toolkit.ddtree.types import Algorithm, EngineConfig, FinishReason, Output, Request, RoundStats
+from toolkit.ddtree.validation import check_request
 from toolkit.ddtree.walk import round_stats, walk
 
 _log = logging.getLogger(__name__)
-_PREFILL_ROWS = 1024
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(slots=True)
 class EngineStats:
-    """Counters since the engine started, and how it stands.
+    """How the engine stands, and counters since it started.
 
     Attributes:
         running: requests in the batch.
@@ -70,6 +58,11 @@ class EngineStats:
 class Engine:
     """Serves requests with one target and, unless it decodes plainly, one drafter.
 
+    Attributes:
+        config: how it was built.
+        models: the models and their K/V.
+        tokenizer: the target's; None if its checkpoint has none.
+
     Args:
         config: how to build it.
 
@@ -82,28 +75,25 @@ class Engine:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         self.config = config
-        self._device = torch.device(config.device)
-        self._dtype = _dtype(config.dtype)
-        self.context_length = _context_length(config)
-        self.target = Qwen3Target.load(
-            config.model_path, self.context_length + _PREFILL_ROWS, self._dtype, self._device
-        )
-        self.tokenizer = _load_tokenizer(config.model_path, self.target.config.vocab_size)
-        self.drafter: DFlashDrafter | None = None
-        self.block_size = 1
-        if config.algorithm is not Algorithm.NONE:
-            self.drafter = _load_drafter(config, self.target)
-            self.block_size = self.drafter.block_size
-        _check_limits(config, self.block_size)
-        self._target_cache = self.target.new_cache()
-        self._draft_cache = None if self.drafter is None else self.drafter.new_cache()
-        self._caches = [cache for cache in (self._target_cache, self._draft_cache) if cache is not None]
+        self.models = ModelRunner(config)
+        self.tokenizer = load_tokenizer(config.model_path, self.models.target.config.vocab_size)
+        self._device = self.models.device
         self._prefixes = PrefixCache(config.prefix_cache_tokens)
         self._waiting: deque[Running] = deque()
         self._running: list[Running] = []
         self._ended: list[Output] = []
         self._stats = EngineStats(accepted_histogram=[0] * self.block_size)
-        self._seeded = 0
+        self._unseeded = 0
+
+    @property
+    def block_size(self) -> int:
+        """Slots of a draft block, the bonus token's included; 1 when decoding plainly."""
+        return self.models.block_size
+
+    @property
+    def context_length(self) -> int:
+        """Longest prompt + output, in tokens."""
+        return self.models.context_length
 
     @property
     def has_work(self) -> bool:
@@ -120,13 +110,11 @@ class Engine:
 
     @property
     def model_info(self) -> dict[str, Any]:
-        """Facts about the models, for `/model_info`."""
-        target = self.target.config
+        """Facts about the models."""
+        target, drafter = self.models.target.config, self.config.draft_model_path
         return {
             "model_path": str(self.config.model_path),
-            "draft_model_path": None
-            if self.config.draft_model_path is None
-            else str(self.config.draft_model_path),
+            "draft_model_path": None if drafter is None else str(drafter),
             "vocab_size": target.vocab_size,
             "context_length": self.context_length,
             "num_hidden_layers": target.num_hidden_layers,
@@ -160,20 +148,19 @@ class Engine:
         Raises:
             ValueError: the request cannot be served as asked; the message says why.
         """
-        self._check(request)
+        target = self.models.target.config
+        check_request(request, self.config, target.vocab_size, self.context_length)
+        if any(other.request.rid == request.rid for other in (*self._running, *self._waiting)):
+            raise ValueError(f"request id {request.rid!r} is in use")
         sampling = request.sampling
-        eos = frozenset() if sampling.ignore_eos else self.target.config.eos_token_ids
-        stop_ids = eos | sampling.stop_token_ids
-        seed = sampling.sampling_seed
-        if seed is None:
-            seed = _derived_seed(self.config.random_seed, self._seeded)
-            self._seeded += 1
+        if sampling.stop:
+            self._need_tokenizer()
+        stop_ids = sampling.stop_token_ids | (frozenset() if sampling.ignore_eos else target.eos_token_ids)
+        seed = self._fresh_seed() if sampling.sampling_seed is None else sampling.sampling_seed
         self._waiting.append(
             Running(
                 request=request,
-                sampler=Sampler(
-                    sampling, seed, stop_ids, request.input_ids, self.target.config.vocab_size, self._device
-                ),
+                sampler=Sampler(sampling, seed, stop_ids, request.input_ids, target.vocab_size, self._device),
                 limits=request.limits or self.config.limits,
                 stop_ids=stop_ids,
                 stop_strings=StopStrings(sampling.stop, self.decode) if sampling.stop else None,
@@ -192,7 +179,7 @@ class Engine:
                 return
         for slot, running in enumerate(self._running):
             if running.request.rid == rid:
-                self._leave(slot)
+                self._leave(slot, keep=False)
                 self._ended.append(Output(rid, (), FinishReason.ABORT))
                 return
 
@@ -204,23 +191,19 @@ class Engine:
     def step(self) -> list[Output]:
         """Do the next piece of work: the prefill of requests that can join, else one round.
 
-        A failure ends the requests it concerns with `FinishReason.ABORT`; it is logged, never raised.
+        What goes wrong for one request alone, such as logits that are no numbers, ends it with
+        `FinishReason.ABORT`. An exception concerns the whole batch: abort its requests and flush the cache
+        before the next step.
 
         Returns:
-            What requests gained or how they ended.
+            What requests gained, or how they ended.
         """
         outputs, self._ended = self._ended, []
-        try:
-            joined = self._join()
-            if joined:
-                return outputs + self._prefill(joined)
-            if self._running:
-                return outputs + self._round()
-        except Exception:
-            _log.exception("a round failed; its requests are aborted")
-            outputs += [Output(running.request.rid, (), FinishReason.ABORT) for running in self._running]
-            self._running.clear()
-            self._prefixes.clear()
+        joined = self._join()
+        if joined:
+            return outputs + self._prefill(joined)
+        if self._running:
+            return outputs + self._round()
         return outputs
 
     def _join(self) -> int:
@@ -228,37 +211,35 @@ class Engine:
         room = min(self.config.max_running_requests - len(self._running), len(self._waiting))
         for _ in range(room):
             running = self._waiting.popleft()
-            slot = len(self._running)
             count, saved = self._prefixes.longest(running.request.extra_key, running.tokens[:-1])
-            self._reserve(slot + 1, count)
-            for cache, rows in zip(self._caches, saved, strict=False):
-                cache.restore(slot, rows[:, :count])
+            if count:
+                self.models.restore(len(self._running), saved, count)
             running.length = running.cached_tokens = count
             self._running.append(running)
         return room
 
     def _prefill(self, joined: int) -> list[Output]:
-        """Run the prompts of the last `joined` requests, padded, in pieces; sample a token each."""
+        """Run the prompts of the last `joined` requests, padded, in pieces; sample a token for each."""
         first = len(self._running) - joined
         batch = self._running[first:]
         last: dict[int, Tensor] = {}
         while any(running.pending for running in batch):
-            counts = [min(running.pending, max(1, _PREFILL_ROWS // joined)) for running in batch]
+            counts = [min(running.pending, max(1, PREFILL_ROWS // joined)) for running in batch]
             width = max(counts)
             padded = [
                 running.tokens[running.length : running.length + count] + [0] * (width - count)
                 for running, count in zip(batch, counts, strict=True)
             ]
             offsets = torch.arange(width, device=self._device).expand(joined, -1)
-            rows = self._rows(first, joined, offsets, _causal(width, self._device))
-            hidden, captured = self._forward(torch.tensor(padded, device=self._device), rows)
-            self._extend_context(captured, rows, [list(range(count)) for count in counts])
+            rows = self.models.rows(first, _lengths(batch), offsets, _causal(width, self._device))
+            hidden, captured = self.models.forward(torch.tensor(padded, device=self._device), rows)
+            self.models.extend_context(captured, rows, [range(count) for count in counts])
             for i, (running, count) in enumerate(zip(batch, counts, strict=True)):
                 running.length += count
                 if count and not running.pending:
                     last[i] = hidden[i * width + count - 1]
-        logits = self.target.logits(torch.stack([last[i] for i in range(joined)]))
-        return self._commit(first, [[row] for row in self._choose_next(batch, logits)])
+        chosen = self._choose_next(batch, torch.stack([last[i] for i in range(joined)]))
+        return self._commit(first, [[token] for token in chosen])
 
     def _round(self) -> list[Output]:
         if self.config.algorithm is Algorithm.NONE:
@@ -269,124 +250,71 @@ class Engine:
 
     def _plain_round(self) -> list[Output]:
         """One token for each request."""
-        rows = self._rows(0, len(self._running), torch.zeros_like(self._roots()[:, None]), None)
-        hidden, _ = self._forward(self._roots()[:, None], rows)
-        chosen = self._choose_next(self._running, self.target.logits(hidden))
+        roots = self._roots().unsqueeze(1)
+        rows = self.models.rows(0, _lengths(self._running), torch.zeros_like(roots), None)
+        hidden, _ = self.models.forward(roots, rows)
         for running in self._running:
             running.length += 1
-        return self._commit(0, [[token] for token in chosen])
+        return self._commit(0, [[token] for token in self._choose_next(self._running, hidden)])
 
     def _linear_round(self) -> list[Output]:
-        """Verify one greedy chain for each request: DFlash without a tree."""
-        drafted = argmax(self._draft())
-        tokens = torch.cat([self._roots()[:, None], drafted], dim=1)
+        """Verify the greedy chain of each request's block: DFlash without a tree."""
+        lengths = _lengths(self._running)
+        roots = self._roots()
+        drafted = argmax(self.models.draft(roots, lengths))
+        tokens = torch.cat([roots.unsqueeze(1), drafted], dim=1)
         width = tokens.shape[1]
         depths = torch.arange(width, device=self._device).expand_as(tokens)
         causal = _causal(width, self._device)
-        rows = self._rows(0, len(self._running), depths, causal)
-        hidden, captured = self._forward(tokens, rows)
-        logits = self.target.logits(hidden).view(*tokens.shape, -1)
-        choices = self._choose(self._running, logits, tokens, depths, causal.expand(len(tokens), -1, -1))
+        rows = self.models.rows(0, lengths, depths, causal)
+        hidden, captured = self.models.forward(tokens, rows)
+        choices = self._choose(self._running, hidden, tokens, depths, causal.expand(len(lengths), -1, -1))
         accepted = (choices[:, :-1] == drafted).cumprod(1).sum(1).tolist()
         committed = [row[: count + 1] for row, count in zip(choices.tolist(), accepted, strict=True)]
-        stats = [
-            RoundStats(
-                nodes=width - 1, depth=width - 1, accepted=count, committed=count + 1, chain_in_tree=True,
-                ranks=(0,) * count, reject_rank=None if count == width - 1 else -1,
-            )
-            for count in accepted
-        ]  # fmt: skip
-        return self._accept([list(range(count + 1)) for count in accepted], committed, stats, captured, rows)
+        stats = [_chain_stats(width - 1, count) for count in accepted]
+        return self._accept([range(count + 1) for count in accepted], committed, stats, captured, rows)
 
     def _tree_round(self) -> list[Output]:
         """Draft, grow the trees, verify them in one forward, walk, commit."""
+        lengths = _lengths(self._running)
         limits = [running.limits for running in self._running]
-        logprobs, candidates = topk_logprobs(self._draft(), max(limit.topk_cap for limit in limits))
-        trees = build_trees(
-            logprobs, candidates, self._roots(), BatchLimits.of(limits), max(limit.budget for limit in limits)
+        roots = self._roots()
+        logprobs, candidates = topk_logprobs(
+            self.models.draft(roots, lengths), max(limit.topk_cap for limit in limits)
         )
+        width = max(limit.budget for limit in limits)
+        trees = build_trees(logprobs, candidates, roots, BatchLimits.of(limits, self._device), width)
         seen = ancestor_mask(trees)
-        rows = self._rows(0, len(limits), trees.depths, seen)
-        hidden, captured = self._forward(trees.tokens, rows)
-        logits = self.target.logits(hidden).view(*trees.tokens.shape, -1)
-        choices = self._choose(self._running, logits, trees.tokens, trees.depths, seen)
-        walked = walk(trees, choices)
+        rows = self.models.rows(0, lengths, trees.depths, seen)
+        hidden, captured = self.models.forward(trees.tokens, rows)
+        walked = walk(trees, self._choose(self._running, hidden, trees.tokens, trees.depths, seen))
         stats = round_stats(trees, walked, candidates)
-        paths = [path[: row.committed] for path, row in zip(walked.path.tolist(), stats, strict=True)]
-        committed = [
-            tokens[: row.committed]
-            for tokens, row in zip(walked.committed(trees).tolist(), stats, strict=True)
-        ]
-        return self._accept(paths, committed, stats, captured, rows)
-
-    def _draft(self) -> Tensor:
-        """Draft logits of the running requests: [R, block_size - 1, vocabulary]."""
-        requests = len(self._running)
-        offsets = torch.arange(self.block_size, device=self._device).expand(requests, -1)
-        rows = self._rows(0, requests, offsets, None)
-        drafter, cache = self._need_drafter()
-        return drafter.draft(drafter.block(self._roots()), rows, cache)
-
-    def _forward(self, tokens: Tensor, rows: Rows) -> tuple[Tensor, Tensor | None]:
-        """Run rows [R, Q] through the target: last hidden states and captured ones, [R * Q, ...]."""
-        capture = () if self.drafter is None else self.drafter.config.target_layer_ids
-        return self.target.forward(tokens.flatten(), rows, self._target_cache, capture)
-
-    def _rows(self, first: int, requests: int, offsets: Tensor, seen: Tensor | None) -> Rows:
-        """Rows of requests in slots from `first` on, standing behind their committed rows.
-
-        Args:
-            first: first slot.
-            requests: R.
-            offsets: int64 [R, Q], position of each row behind the committed ones.
-            seen: bool [R or 1, Q, Q], which new row sees which; None: all see all.
-        """
-        count = offsets.shape[1]
-        lengths = [running.length for running in self._running[first : first + requests]]
-        visible = max(lengths) + count
-        self._reserve(first + requests, visible)
-        starts = torch.tensor(lengths, device=self._device)
-        slot_starts = (
-            starts + torch.arange(first, first + requests, device=self._device) * self._target_cache.capacity
-        )
-        slots = slot_starts[:, None] + torch.arange(count, device=self._device)
-        if seen is None and requests > 1:
-            seen = torch.ones(1, count, count, dtype=torch.bool, device=self._device)
-        return Rows(
-            positions=(starts[:, None] + offsets).flatten(),
-            slots=slots.flatten(),
-            first=first,
-            requests=requests,
-            visible=visible,
-            mask=None if seen is None else attention_mask(starts, seen, visible, self._dtype),
-        )
-
-    def _reserve(self, slots: int, rows: int) -> None:
-        """Make room in every cache alike, so that a row has the same number in all of them."""
-        for cache in self._caches:
-            cache.reserve(slots, rows)
+        counts = [row.committed for row in stats]
+        paths = _cut(walked.path, counts)
+        return self._accept(paths, _cut(walked.committed(trees), counts), stats, captured, rows)
 
     def _roots(self) -> Tensor:
         return torch.tensor([running.root for running in self._running], device=self._device)
 
-    def _choose_next(self, batch: Sequence[Running], logits: Tensor) -> list[int]:
-        """The target's next token from logits [R, vocabulary]; -1 where they are no numbers."""
+    def _choose_next(self, batch: Sequence[Running], hidden: Tensor) -> list[int]:
+        """The target's next token after hidden states [R, hidden]; -1 where logits are no numbers."""
         roots = torch.zeros(len(batch), 1, dtype=torch.int64, device=self._device)
-        choices = self._choose(batch, logits.unsqueeze(1), roots, roots, roots.unsqueeze(2) == 0)
-        return [int(row) for row in choices.squeeze(1).tolist()]
+        choices = self._choose(batch, hidden, roots, roots, roots.unsqueeze(2) == 0)
+        return [int(token) for token in choices.squeeze(1).tolist()]
 
     def _choose(
-        self, batch: Sequence[Running], logits: Tensor, tokens: Tensor, depths: Tensor, seen: Tensor
+        self, batch: Sequence[Running], hidden: Tensor, tokens: Tensor, depths: Tensor, seen: Tensor
     ) -> Tensor:
         """The target's token after each node: int64 [R, Q]; -1 for a request whose logits are no numbers.
 
         Args:
             batch: the requests.
-            logits: [R, Q, vocabulary].
-            tokens: int64 [R, Q], as are `depths`; `seen` is bool [R, Q, Q]: see `Sampler.choose`.
-            depths: distance of each node from the root.
-            seen: ancestors of each node.
+            hidden: last hidden states [R * Q, hidden].
+            tokens: int64 [R, Q], tokens of the nodes.
+            depths: int64 [R, Q], their distances from the root.
+            seen: bool [R, Q, Q], their ancestors.
         """
+        logits = self.models.target.logits(hidden).view(*tokens.shape, -1)
         if all(running.sampler.is_argmax for running in batch):
             choices = argmax(logits)
         else:
@@ -400,59 +328,26 @@ class Engine:
         return torch.where(finite, choices, -1)
 
     def _accept(
-        self, paths: list[list[int]], committed: list[list[int]], stats: list[RoundStats],
+        self, paths: Sequence[Sequence[int]], committed: list[list[int]], stats: list[RoundStats],
         captured: Tensor | None, rows: Rows,
     ) -> list[Output]:  # fmt: skip
-        """Keep what was accepted: K/V rows, the drafter's context, tokens.
+        """Keep what was accepted: hidden states for the drafter, K/V rows, tokens.
 
         Args:
             paths: accepted nodes of each request, root first.
             committed: its tokens, the bonus token last.
             stats: its verify step.
-            captured: hidden states of all rows.
-            rows: the verified rows.
+            captured: hidden states of the verified rows.
+            rows: where those rows stand.
         """
-        self._extend_context(captured, rows, paths)
+        self.models.extend_context(captured, rows, paths)
         self._compact(paths)
         for running, path in zip(self._running, paths, strict=True):
             running.length += len(path)
         return self._commit(0, committed, stats)
 
-    def _extend_context(self, captured: Tensor | None, rows: Rows, paths: list[list[int]]) -> None:
-        """Give the drafter the hidden states of newly committed rows.
-
-        Args:
-            captured: [R * Q, ...].
-            rows: where those rows stand.
-            paths: of each request, the rows that are committed, in order of position.
-        """
-        if captured is None:
-            return
-        drafter, cache = self._need_drafter()
-        count = captured.shape[0] // rows.requests
-        chosen = [i * count + node for i, path in enumerate(paths) for node in path]
-        slots = [i * count + at for i, path in enumerate(paths) for at in range(len(path))]
-        index = torch.tensor(chosen, device=self._device)
-        drafter.extend_context(
-            captured[index],
-            rows.positions[index],
-            rows.slots[torch.tensor(slots, device=self._device)],
-            cache,
-        )
-
-    def _compact(self, paths: list[list[int]]) -> None:
-        """Move the K/V rows of accepted nodes, which lie in tree order, to the positions they now have."""
-        source, destination = [], []
-        for slot, (running, path) in enumerate(zip(self._running, paths, strict=True)):
-            start = slot * self._target_cache.capacity + running.length
-            for depth, node in enumerate(path):
-                if node != depth:
-                    source.append(start + node)
-                    destination.append(start + depth)
-        if source:
-            self._target_cache.move_rows(
-                torch.tensor(source, device=self._device), torch.tensor(destination, device=self._device)
-            )
+    def _compact(self, paths: Sequence[Sequence[int]]) -> None:
+        self.models.compact(_lengths(self._running), paths)
 
     def _commit(
         self, first: int, committed: list[list[int]], stats: Sequence[RoundStats] | None = None
@@ -462,11 +357,12 @@ class Engine:
         for i, tokens in enumerate(committed):
             running = self._running[first + i]
             if tokens[-1] < 0:
-                _log.error("request %s: the model gave logits that are no numbers", running.request.rid)
+                _log.error("request %s: the model's logits are no numbers", running.request.rid)
                 outputs.append(Output(running.request.rid, (), FinishReason.ABORT))
                 continue
-            outputs.append(running.commit(tokens, None if stats is None else stats[i]))
-            self._stats.generated_tokens += len(outputs[-1].token_ids)
+            output = running.commit(tokens, None if stats is None else stats[i])
+            outputs.append(output)
+            self._stats.generated_tokens += len(output.token_ids)
             if stats is not None:
                 self._stats.rounds += 1
                 self._stats.accepted_histogram[stats[i].accepted] += 1
@@ -475,126 +371,49 @@ class Engine:
                 self._leave(first + i, keep=outputs[i].finish is not FinishReason.ABORT)
         return outputs
 
-    def _leave(self, slot: int, keep: bool = True) -> None:
-        """Take a request out of the batch; its K/V goes to the prefix cache, the last slot into the gap."""
+    def _leave(self, slot: int, *, keep: bool) -> None:
+        """Take a request out of the batch; its K/V goes to the prefix cache, the last request to its slot."""
         running = self._running[slot]
         rows = min(running.length, len(running.tokens))
         if keep and self.config.prefix_cache_tokens:
-            saved = tuple(cache.save(slot, rows) for cache in self._caches)
-            self._prefixes.insert(
-                running.request.extra_key, Prefix(np.array(running.tokens[:rows], dtype=np.int64), saved)
-            )
-        end = len(self._running) - 1
-        if slot != end:
-            for cache in self._caches:
-                cache.move_slot(end, slot, self._running[end].length)
-        self._running[slot] = self._running[end]
+            tokens = np.array(running.tokens[:rows], dtype=np.int64)
+            self._prefixes.insert(running.request.extra_key, Prefix(tokens, self.models.save(slot, rows)))
+        last = len(self._running) - 1
+        self.models.release(slot, last, self._running[last].length)
+        self._running[slot] = self._running[last]
         self._running.pop()
 
-    def _check(self, request: Request) -> None:
-        """Refuse what cannot be served.
-
-        Raises:
-            ValueError: see `add`.
-        """
-        if any(running.request.rid == request.rid for running in [*self._running, *self._waiting]):
-            raise ValueError(f"request id {request.rid!r} is in use")
-        vocabulary = self.target.config.vocab_size
-        if not request.input_ids:
-            raise ValueError("the prompt has no tokens")
-        if not all(0 <= token < vocabulary for token in request.input_ids):
-            raise ValueError(f"the prompt holds token ids outside 0..{vocabulary - 1}")
-        if len(request.input_ids) >= self.context_length:
-            raise ValueError(
-                f"the prompt has {len(request.input_ids)} tokens; with at least one of output it must fit "
-                f"the context of {self.context_length}"
-            )
-        if request.sampling.stop and self.tokenizer is None:
-            raise ValueError("stop strings need a tokenizer, and the checkpoint has none")
-        check_sampling(request.sampling, vocabulary)
-        if request.limits is not None:
-            self._check_request_limits(request.limits)
-
-    def _check_request_limits(self, limits: TreeLimits) -> None:
-        if self.config.algorithm is not Algorithm.DDTREE:
-            raise ValueError(
-                f"tree limits need algorithm DDTREE; this engine decodes with {self.config.algorithm}"
-            )
-        for key in ("budget", "topk_cap"):
-            asked, ours = getattr(limits, key), getattr(self.config.limits, key)
-            if not 1 <= asked <= ours:
-                raise ValueError(f"{key} {asked} is outside 1..{ours}, the server's own limit")
-
-    def _need_drafter(self) -> tuple[DFlashDrafter, SlotCache]:
-        if self.drafter is None or self._draft_cache is None:
-            raise ValueError("plain decoding has no drafter")
-        return self.drafter, self._draft_cache
+    def _fresh_seed(self) -> int:
+        """The seed of the next request that brings none: the same in every run of the server."""
+        text = f"{self.config.random_seed}:{self._unseeded}"
+        self._unseeded += 1
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
     def _need_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
-            raise ValueError(f"{self.config.model_path} has no tokenizer.json; only token ids can be served")
+            raise ValueError(f"{self.config.model_path} has no tokenizer; only token ids can be served")
         return self.tokenizer
 
 
-def _dtype(name: str) -> torch.dtype:
-    if name not in _DTYPES:
-        raise ValueError(f"dtype {name!r} is not one of {', '.join(_DTYPES)}")
-    return _DTYPES[name]
+def _lengths(batch: Sequence[Running]) -> list[int]:
+    return [running.length for running in batch]
 
 
-def _load_tokenizer(directory: Path, vocabulary: int) -> Tokenizer | None:
-    """The tokenizer beside the checkpoint; None if there is none.
-
-    Raises:
-        CheckpointError: it cannot be read, or knows more tokens than the model.
-    """
-    path = directory / "tokenizer.json"
-    if not path.is_file():
-        return None
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises nothing narrower
-        raise CheckpointError(path, f"is no tokenizer: {error}") from None
-    size = tokenizer.get_vocab_size(with_added_tokens=True)
-    if size > vocabulary:
-        raise CheckpointError(path, f"has {size} tokens, but the model's vocabulary is {vocabulary}")
-    return tokenizer
+def _cut(rows: Tensor, counts: Sequence[int]) -> list[list[int]]:
+    """The first `counts[i]` values of each row."""
+    return [row[:count] for row, count in zip(rows.tolist(), counts, strict=True)]
 
 
-def _context_length(config: EngineConfig) -> int:
-    longest = read_target_config(config.model_path).max_position_embeddings
-    asked = longest if config.context_length is None else config.context_length
-    if not 2 <= asked <= longest:
-        raise ValueError(
-            f"context_length {asked} is outside 2..{longest}, the model's max_position_embeddings"
-        )
-    return asked
-
-
-def _load_drafter(config: EngineConfig, target: Qwen3Target) -> DFlashDrafter:
-    if config.draft_model_path is None:
-        raise ValueError(f"algorithm {config.algorithm} needs a draft model")
-    return DFlashDrafter.load(config.draft_model_path, target, config.block_size)
-
-
-def _check_limits(config: EngineConfig, block_size: int) -> None:
-    if config.max_running_requests < 1:
-        raise ValueError(f"max_running_requests {config.max_running_requests} is below 1")
-    if config.algorithm is not Algorithm.DDTREE:
-        return
-    if config.limits.budget < block_size - 1:
-        raise ValueError(
-            f"tree budget {config.limits.budget} is below {block_size - 1}, the drafted tokens of a block of "
-            f"{block_size}; the greedy chain would not fit"
-        )
-    if config.limits.topk_cap < 1:
-        raise ValueError(f"top-k cap {config.limits.topk_cap} is below 1")
-
-
-def _derived_seed(base: int, index: int) -> int:
-    """The seed of the index-th request that brings none: distinct, and the same in every run."""
-    digest = hashlib.sha256(f"{base}:{index}".encode()).digest()
-    return int.from_bytes(digest[:8], "big")
+def _chain_stats(drafted: int, accepted: int) -> RoundStats:
+    return RoundStats(
+        nodes=drafted,
+        depth=drafted,
+        accepted=accepted,
+        committed=accepted + 1,
+        chain_in_tree=True,
+        ranks=(0,) * accepted,
+        reject_rank=None if accepted == drafted else -1,
+    )
 
 
 def _causal(count: int, device: torch.device) -> Tensor:

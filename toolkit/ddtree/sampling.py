@@ -1,11 +1,12 @@
 """The target's choice of a token, greedy or sampled, the same in every decoding mode.
 
 Sampling is the Gumbel-max trick: argmax(log p + g), with g independent standard Gumbel noise, is a draw from
-p. The noise is a pure function of (seed, position of the token to choose, token id). So the choice at a position
-depends on the prefix and the seed alone: neither on the decoding mode, nor on the tree, nor on the other
-requests. Drawing at every node of a draft tree and walking along the matches is then exact: on the accepted
-path each token is the one that plain decoding would have drawn there, its noise is independent of all earlier
-noise, and the draft never saw it. Nodes of equal depth share their noise, but the path has one node a depth.
+p. The noise is a pure function of (seed, position of the token to choose, token id). So the choice at a
+position depends on the prefix and the seed alone: neither on the decoding mode, nor on the tree, nor on the
+other requests. Drawing at every node of a draft tree and walking along the matches is then exact: on the
+accepted path each token is the one that plain decoding would have drawn there, its noise is independent of
+all earlier noise, and the draft never saw it. Nodes of one depth share their noise, but a path has one node a
+depth.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from torch import Tensor
 from toolkit.ddtree.types import SamplingParams
 
 _KEPT_NOISE = 64
-_GREATEST = 1e6
 
 
 class Sampler:
@@ -90,11 +90,11 @@ class Sampler:
         scores = self._adjusted(logits.float(), tokens, depths, ancestors)
         params = self._params
         if params.temperature == 0:
-            return scores.argmax(-1)
+            return argmax(scores)
         scores = _filtered(scores / params.temperature, params)
         deepest = int(depths.max())
         noise = torch.stack([self._gumbel(position + 1 + depth) for depth in range(deepest + 1)])
-        return (scores + noise[depths]).argmax(-1)
+        return argmax(scores + noise[depths])
 
     def _adjusted(self, logits: Tensor, tokens: Tensor, depths: Tensor, ancestors: Tensor) -> Tensor:
         """Logits after penalties, then bias, then the ban of stop tokens."""
@@ -172,39 +172,3 @@ def argmax(logits: Tensor) -> Tensor:
     if logits.dtype == torch.float32 and logits.device.type == "cpu":
         return torch.from_numpy(logits.numpy().argmax(-1))  # torch's own is tens of times slower here
     return logits.argmax(-1)
-
-
-def check_sampling(params: SamplingParams, vocabulary: int) -> None:
-    """Check that sampling parameters mean something.
-
-    Raises:
-        ValueError: names the parameter, its value and what is allowed.
-    """
-    limits = (
-        ("max_new_tokens", params.max_new_tokens, 0, math.inf),
-        ("min_new_tokens", params.min_new_tokens, 0, max(0, params.max_new_tokens)),
-        ("temperature", params.temperature, 0, _GREATEST),
-        ("top_p", params.top_p, 0, 1),
-        ("min_p", params.min_p, 0, 1),
-        ("repetition_penalty", params.repetition_penalty, 0, _GREATEST),
-        ("frequency_penalty", params.frequency_penalty, -_GREATEST, _GREATEST),
-        ("presence_penalty", params.presence_penalty, -_GREATEST, _GREATEST),
-    )
-    for name, value, low, high in limits:
-        if not low <= value <= high:
-            raise ValueError(f"{name} {value} is outside {low}..{high}")
-    if params.top_p == 0:
-        raise ValueError("top_p 0 keeps no token; it must be above 0")
-    if params.repetition_penalty == 0:
-        raise ValueError("repetition_penalty 0 is no factor; it must be above 0")
-    if params.top_k < -1 or params.top_k == 0:
-        raise ValueError(f"top_k {params.top_k} is neither -1 (all tokens) nor at least 1")
-    for token in (*params.logit_bias, *params.stop_token_ids):
-        if not 0 <= token < vocabulary:
-            raise ValueError(
-                f"token id {token} in logit_bias or stop_token_ids is outside 0..{vocabulary - 1}"
-            )
-    if not all(math.isfinite(bias) for bias in params.logit_bias.values()):
-        raise ValueError("logit_bias holds a value that is no finite number")
-    if not all(params.stop):
-        raise ValueError("stop holds an empty string")

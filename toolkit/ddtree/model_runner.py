@@ -1,0 +1,185 @@
+"""Target and drafter over the K/V slots of one batch: lays out rows, runs forwards, moves K/V."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from toolkit.ddtree.cache import SlotCache
+from toolkit.ddtree.models.config import read_target_config
+from toolkit.ddtree.models.dflash import DFlashDrafter
+from toolkit.ddtree.models.layers import Rows, attention_mask
+from toolkit.ddtree.models.qwen3 import Qwen3Target
+from toolkit.ddtree.types import Algorithm, EngineConfig
+from toolkit.ddtree.validation import check_config
+
+PREFILL_ROWS = 1024
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class ModelRunner:
+    """The models of one engine and their K/V.
+
+    Attributes:
+        target: the target.
+        drafter: the drafter; None for plain decoding.
+        block_size: slots of a draft block; 1 without a drafter.
+        context_length: longest prompt + output.
+        device: where everything is.
+
+    Args:
+        config: what to load.
+
+    Raises:
+        CheckpointError: a checkpoint cannot be served.
+        ValueError: the config does not fit the models.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        if config.dtype not in _DTYPES:
+            raise ValueError(f"dtype {config.dtype!r} is not one of {', '.join(_DTYPES)}")
+        self.device = torch.device(config.device)
+        longest = read_target_config(config.model_path).max_position_embeddings
+        self.context_length = longest if config.context_length is None else config.context_length
+        self.target = Qwen3Target.load(
+            config.model_path, self.context_length + PREFILL_ROWS, _DTYPES[config.dtype], self.device
+        )
+        self._target_cache = self.target.new_cache()
+        self._caches = [self._target_cache]
+        self.drafter: DFlashDrafter | None = None
+        self.block_size = 1
+        if config.algorithm is not Algorithm.NONE:
+            if config.draft_model_path is None:
+                raise ValueError(f"algorithm {config.algorithm} needs a draft model")
+            self.drafter = DFlashDrafter.load(config.draft_model_path, self.target, config.block_size)
+            self.block_size = self.drafter.block_size
+            self._caches.append(self.drafter.new_cache())
+        check_config(config, longest, self.block_size)
+
+    def rows(self, first: int, lengths: Sequence[int], offsets: Tensor, seen: Tensor | None) -> Rows:
+        """New rows of requests, standing behind their committed ones.
+
+        Args:
+            first: slot of the first request; the others follow.
+            lengths: committed rows of each request.
+            offsets: int64 [R, Q], position of each new row behind the committed ones.
+            seen: bool [R or 1, Q, Q], which new row sees which; None: all see all.
+        """
+        requests, count = len(lengths), offsets.shape[1]
+        visible = max(lengths) + count
+        self.reserve(first + requests, visible)
+        capacity = self._target_cache.capacity
+        mask = None
+        if requests == 1:
+            positions = offsets[0] + lengths[0]
+            start = first * capacity + lengths[0]
+            slots = torch.arange(start, start + count, device=self.device)
+            if seen is not None:
+                mask = attention_mask(positions[:1], seen, visible, self.target.embedding.dtype)
+        else:
+            starts = torch.tensor(lengths, device=self.device)
+            positions = (starts[:, None] + offsets).flatten()
+            bases = torch.arange(first, first + requests, device=self.device) * capacity + starts
+            slots = (bases[:, None] + torch.arange(count, device=self.device)).flatten()
+            if seen is None:
+                seen = torch.ones(1, count, count, dtype=torch.bool, device=self.device)
+            mask = attention_mask(starts, seen, visible, self.target.embedding.dtype)
+        return Rows(positions, slots, first, requests, visible, mask)
+
+    def forward(self, tokens: Tensor, rows: Rows) -> tuple[Tensor, Tensor | None]:
+        """Run tokens int64 [R, Q] through the target.
+
+        Returns:
+            Last hidden states [R * Q, hidden], and [R * Q, layers * hidden] for the drafter, if there is one.
+        """
+        capture = () if self.drafter is None else self.drafter.config.target_layer_ids
+        return self.target.forward(tokens.flatten(), rows, self._target_cache, capture)
+
+    def draft(self, roots: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Draft the requests of the slots 0 .. R - 1.
+
+        Args:
+            roots: int64 [R], the bonus tokens.
+            lengths: committed rows of each.
+
+        Returns:
+            Logits [R, block_size - 1, vocabulary].
+        """
+        drafter, cache = self._drafting()
+        offsets = torch.arange(self.block_size, device=self.device).expand(len(lengths), -1)
+        return drafter.draft(drafter.block(roots), self.rows(0, lengths, offsets, None), cache)
+
+    def extend_context(self, captured: Tensor | None, rows: Rows, paths: Sequence[Sequence[int]]) -> None:
+        """Give the drafter the hidden states of newly committed rows.
+
+        Args:
+            captured: hidden states of all rows, see `forward`; None does nothing.
+            rows: where those rows stand.
+            paths: which of each request's rows are committed, in order of position, without gaps.
+        """
+        if captured is None:
+            return
+        drafter, cache = self._drafting()
+        count = captured.shape[0] // rows.requests
+        nodes = [i * count + node for i, path in enumerate(paths) for node in path]
+        places = [i * count + depth for i, path in enumerate(paths) for depth in range(len(path))]
+        index = torch.tensor(nodes, device=self.device)
+        slots = rows.slots[torch.tensor(places, device=self.device)]
+        drafter.extend_context(captured[index], rows.positions[index], slots, cache)
+
+    def compact(self, lengths: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
+        """Move the K/V of accepted nodes, which lie in tree order, to the positions that they now have.
+
+        Args:
+            lengths: committed rows of the requests of the slots 0 .. R - 1, before this round.
+            paths: accepted nodes of each, root first.
+        """
+        source: list[int] = []
+        destination: list[int] = []
+        for slot, (length, path) in enumerate(zip(lengths, paths, strict=True)):
+            start = slot * self._target_cache.capacity + length
+            source += [start + node for depth, node in enumerate(path) if node != depth]
+            destination += [start + depth for depth, node in enumerate(path) if node != depth]
+        if source:
+            self._target_cache.move_rows(
+                torch.tensor(source, device=self.device), torch.tensor(destination, device=self.device)
+            )
+
+    def reserve(self, slots: int, rows: int) -> None:
+        """Make room in all caches alike, so that a row has the same number in each."""
+        for cache in self._caches:
+            cache.reserve(slots, rows)
+
+    def save(self, slot: int, rows: int) -> tuple[Tensor, ...]:
+        """Copies of the first rows of a slot, one a cache."""
+        return tuple(cache.save(slot, rows) for cache in self._caches)
+
+    def restore(self, slot: int, saved: Sequence[Tensor], rows: int) -> None:
+        """Write the first of saved rows to a slot."""
+        self.reserve(slot + 1, rows)
+        for cache, stored in zip(self._caches, saved, strict=True):
+            cache.restore(slot, stored[:, :rows])
+
+    def release(self, slot: int, last: int, rows: int) -> None:
+        """Free a slot: the last one's rows move into it, and the last one is cleared.
+
+        A free slot holds zeros: what a request left behind, perhaps no numbers, must not reach another
+        through masked rows, since NaN times zero is NaN.
+
+        Args:
+            slot: the slot to free.
+            last: the last slot in use.
+            rows: committed rows of the last slot.
+        """
+        for cache in self._caches:
+            cache.clear(slot)
+            if slot != last:
+                cache.move_slot(last, slot, rows)
+                cache.clear(last)
+
+    def _drafting(self) -> tuple[DFlashDrafter, SlotCache]:
+        if self.drafter is None:
+            raise ValueError("plain decoding has no drafter")
+        return self.drafter, self._caches[1]
