@@ -1,0 +1,210 @@
+"""A transaction is killed at every line of its journal; afterwards the old or the new release serves."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from changes import change, request, steps
+from stub_service import ACCEPTS, REFUSES, StubService, wait_until
+
+from toolkit.errors import LockedError
+from toolkit.release import history
+from toolkit.release.controller import begin, follow, hold, result
+from toolkit.release.journal import Journal, read_journal
+from toolkit.release.run import work
+from toolkit.service.processes import read_stat
+
+
+def die_at(monkeypatch, service, asked, line):
+    """Run the transaction in a child that is killed right after writing journal line `line`, counted from 0.
+
+    Returns:
+        whether it was killed; False once the transaction has fewer lines.
+    """
+    monkeypatch.setattr("toolkit.release.controller._spawn", lambda folder, *, recover: None)
+    folder = begin(service.layout, service.name, asked)
+    monkeypatch.undo()
+    child = os.fork()
+    if child == 0:
+        written = Journal.write
+
+        def write(self, event, *, durable=True):
+            written(self, event, durable=durable)
+            if len(read_journal(folder)) > line:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        Journal.write = write
+        service.host.lock.hold_transaction()
+        work(folder, recover=False)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or status == 0
+    return os.WIFSIGNALED(status)
+
+
+def recover(service):
+    """What the next command does first."""
+    with hold(service.layout, service.name, "next") as session:
+        return session.recovered
+
+
+@pytest.fixture(scope="module")
+def stub(tmp_path_factory):
+    stub = StubService(tmp_path_factory.mktemp("recovery") / "root")
+    first = stub.stage("first")
+    change(stub, "deploy", first)
+    yield stub
+    stub.kill()
+
+
+def consistent(service, outcome, asked):
+    """One release is current, serves, and is the one that is told; the history has the change once."""
+    current = service.host.store.current()
+    assert service.mark() == current.profile["mark"]
+    assert service.host.process_status().release == current.id
+    assert outcome.serving == current.id
+    assert [entry.id for entry in history.read(service.paths)].count(asked.id) == 1
+    assert not list(service.paths.base.glob(".current-*"))
+    return current
+
+
+GOOD = ["preflight", "stop_old", "switch", "start_new", "ready", "acceptance", "commit"]
+
+
+@pytest.mark.parametrize("line", range(15))
+def test_killed_on_the_way_to_a_good_release(stub, monkeypatch, line):
+    base = stub.host.store.current()
+    new = stub.stage(f"good {line}")
+    asked = request("deploy", new, base, acceptance=ACCEPTS)
+    assert die_at(monkeypatch, stub, asked, line)
+    outcome = recover(stub)
+    if line == 14:
+        assert outcome is None  # the outcome was written: nothing is left to do
+        outcome = result(stub.paths.transaction)
+    current = consistent(stub, outcome, asked)
+    if line < 2:
+        assert outcome.status == "not_started"
+        assert current == base
+    elif line < 12:
+        assert outcome.status == "rolled_back"
+        assert f"interrupted at step {GOOD[line // 2]}" in outcome.message
+        assert current == base
+    else:
+        assert outcome.status == "committed"
+        assert current == new
+        assert new.acceptance == {}
+
+
+@pytest.mark.parametrize("line", range(12, 20))
+def test_killed_on_the_way_back(stub, monkeypatch, line):
+    base = stub.host.store.current()
+    asked = request("deploy", stub.stage("bad"), base, acceptance=REFUSES)
+    assert die_at(monkeypatch, stub, asked, line)
+    outcome = recover(stub)
+    assert outcome.status == "rolled_back"
+    assert consistent(stub, outcome, asked) == base
+
+
+@pytest.mark.parametrize("line", [1, 3, 7, 11])
+def test_killed_first_deploy_is_stopped_and_says_so(service, monkeypatch, line):
+    asked = request("deploy", service.stage("one"), acceptance=ACCEPTS)
+    assert die_at(monkeypatch, service, asked, line)
+    outcome = recover(service)
+    assert outcome.status == ("not_started" if line < 2 else "first_failed")
+    assert "interrupted" in outcome.message
+    assert service.mark() is None
+    assert service.host.store.current() is None
+
+
+@pytest.mark.parametrize(("kind", "line"), [("stop", 0), ("stop", 1), ("restart", 1), ("restart", 3)])
+def test_killed_stop_and_restart_are_finished(stub, monkeypatch, kind, line):
+    current = stub.host.store.current()
+    asked = request(kind, current)
+    assert die_at(monkeypatch, stub, asked, line)
+    outcome = recover(stub) or result(stub.paths.transaction)
+    assert outcome.status == "committed"
+    assert (stub.mark() is None) == (kind == "stop")
+    if kind == "stop":
+        change(stub, "start", current)
+
+
+def test_killed_worker_is_replaced_without_any_command(stub):
+    """A single fault: the guard sees the end of its worker and has the journal read by another one."""
+    base = stub.host.store.current()
+    slow = stub.stage("slow", "--load", "60", load_timeout=30.0)
+    with hold(stub.layout, stub.name, "deploy"):
+        folder = begin(stub.layout, stub.name, request("deploy", slow, base))
+        wait_until(lambda: "ready" in steps(read_journal(folder), "begin"))
+        worker = [pid for pid in runners(folder) if parent(pid) in runners(folder)]
+        os.kill(worker[0], signal.SIGKILL)
+        events = list(follow(folder))
+    outcome = result(folder)
+    assert outcome.status == "rolled_back"
+    assert "interrupted at step ready" in outcome.message
+    assert "recover" in [event.step for event in events]
+    assert stub.mark() == base.profile["mark"]
+
+
+def test_everything_killed_and_told(stub):
+    """Guard and worker both: `follow` ends, the lock is free again, the next command recovers and says so."""
+    base = stub.host.store.current()
+    slow = stub.stage("slow", "--load", "60", load_timeout=30.0)
+    with hold(stub.layout, stub.name, "deploy"):
+        folder = begin(stub.layout, stub.name, request("deploy", slow, base))
+        wait_until(lambda: "ready" in steps(read_journal(folder), "begin"))
+        for pid in sorted(runners(folder)):
+            os.kill(pid, signal.SIGKILL)
+        events = list(follow(folder))
+    assert events[-1].step == "interrupted"
+    assert result(folder).status == "interrupted"
+    assert recover(stub).status == "rolled_back"
+    assert stub.mark() == base.profile["mark"]
+
+
+def test_killed_controller_changes_nothing(stub, tmp_path):
+    """L9: the command that began it is killed; the next one takes its stale lock over."""
+    base = stub.host.store.current()
+    new = stub.stage("after", "--load", "0.5")
+    script = tmp_path / "controller.py"
+    script.write_text(
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from toolkit.layout import Layout\n"
+        "from toolkit.release.controller import begin, hold\n"
+        "from toolkit.release.request import Request\n"
+        "layout = Layout(Path(sys.argv[1]))\n"
+        "with hold(layout, 'stub', 'deploy profile stub'):\n"
+        "    begin(layout, 'stub', Request('deploy', 'ann@desk', release=sys.argv[2], base=sys.argv[3]))\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    command = [sys.executable, str(script), str(stub.layout.root), new.id, base.id]
+    assert subprocess.run(command, check=False, timeout=30).returncode == -signal.SIGKILL
+    with pytest.raises(LockedError, match=r"a transaction begun by .*@.* pid \d+ .* \(deploy profile stub\)"):
+        recover(stub)
+    for _ in follow(stub.paths.transaction):
+        pass
+    assert result(stub.paths.transaction).status == "committed"
+    assert stub.mark() == "after"
+    with hold(stub.layout, stub.name, "next") as session:
+        assert session.taken_over.command == "deploy profile stub"
+        assert session.recovered is None
+
+
+def runners(folder):
+    found = []
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdecimal()):  # noqa: PTH208
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123
+                words = file.read().split(b"\0")
+        except OSError:
+            continue
+        if b"toolkit.release.run" in words and str(folder).encode() in words:
+            found.append(pid)
+    return found
+
+
+def parent(pid):
+    stat = read_stat(pid)
+    return stat.parent if stat else 0
