@@ -167,3 +167,19 @@ def test_what_cannot_be_served_is_refused_in_one_line_with_exit_code_2(
     assert said in result.stderr
     assert result.stderr.startswith("ddtree server: ")
     assert result.stderr.count("\n") == 1
+
+
+def test_the_bundled_pair_serves_python_and_accepts_drafts(start_server):
+    flags = ["--model-path", "bundled", "--speculative-draft-model-path", "bundled"]
+    with start_server(*flags, "--speculative-algorithm", "DDTREE", "--cpu-threads", "1") as server:
+        prompt = "import os\n\n\ndef read_lines(path):\n"
+        answer = server.generate(prompt, sampling_params={"max_new_tokens": 64})
+        assert answer["text"].startswith("    ")
+        assert answer["meta_info"]["spec_accept_length"] > 2
+        body = {
+            "text": prompt,
+            "sampling_params": {"max_new_tokens": 64, "temperature": 0, "ignore_eos": True},
+        }
+        events = server.stream("/generate", body)
+        assert events[-1]["text"] == answer["text"]
+        assert server.client.get("/server_info").json()["served_model_name"] == "bundled"

@@ -8,7 +8,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from toolkit.ddtree.server.text import TextStream
 
 _ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
-_TOKENIZER = Tokenizer(models.BPE({char: i for i, char in enumerate(_ALPHABET)}, []))
+_VOCABULARY = {char: i for i, char in enumerate([*_ALPHABET, ";="])}
+_TOKENIZER = Tokenizer(models.BPE(_VOCABULARY, [(";", "=")]))
 _TOKENIZER.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
 _TOKENIZER.decoder = decoders.ByteLevel()
 
@@ -20,11 +21,12 @@ def _encode(text):
 def _stream(tokens, cuts, stop=(), matched=None):
     stream = TextStream(_TOKENIZER.decode, stop)
     bounds = [0, *sorted(cuts), len(tokens)]
-    deltas = [stream.push(tokens[start:end]) for start, end in pairwise(bounds)]
-    return [*deltas, stream.finish(matched)], stream
+    *pieces, last = [tokens[start:end] for start, end in pairwise(bounds)]
+    deltas = [stream.push(piece) for piece in pieces]
+    return [*deltas, stream.finish(last, matched)], stream
 
 
-@given(tokens=st.lists(st.integers(0, 255), max_size=30), data=st.data())
+@given(tokens=st.lists(st.integers(0, 256), max_size=30), data=st.data())
 def test_deltas_concatenate_to_the_decoding_whatever_the_bytes_and_cuts(tokens, data):
     cuts = data.draw(st.lists(st.integers(0, len(tokens)), max_size=8))
     deltas, stream = _stream(tokens, cuts)
@@ -51,11 +53,19 @@ def test_what_only_begins_a_stop_string_is_sent_later():
     assert deltas[2] == "", "the second # may be the start of ###"
 
 
-@pytest.mark.parametrize("cuts", [(), range(8)])
-def test_an_earlier_occurrence_that_did_not_end_it_stays(cuts):
+@pytest.mark.parametrize("cuts", [(), range(6)])
+@pytest.mark.parametrize("text", ["x;yy;", "x;yy;="])
+def test_an_earlier_occurrence_that_did_not_end_it_stays(text, cuts):
     """As with min_new_tokens: only the occurrence in the last token is the one that matched."""
-    deltas, _ = _stream(_encode("x;yy;"), [cut for cut in cuts if cut < 5], stop=(";",), matched=";")
+    tokens = _encode(text)
+    assert len(tokens) == 5
+    deltas, _ = _stream(tokens, [cut for cut in cuts if cut < 5], stop=(";",), matched=";")
     assert "".join(deltas) == "x;yy"
+
+
+def test_a_stop_string_inside_the_last_token_is_cut_with_what_follows_it():
+    deltas, _ = _stream(_encode("ab;="), (2,), stop=(";",), matched=";")
+    assert "".join(deltas) == "ab"
 
 
 def test_without_stop_strings_the_matched_one_stays():

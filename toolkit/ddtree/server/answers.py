@@ -59,11 +59,10 @@ class Answer:
             and self._job.trim_stop
         ):
             visible = tokens[:-1]
-        delta = self._stream.push(visible)
-        if generation.done:
-            matched = generation.matched if isinstance(generation.matched, str) else None
-            delta += self._stream.finish(matched)
-        return delta, tokens
+        if not generation.done:
+            return self._stream.push(visible), tokens
+        matched = generation.matched if isinstance(generation.matched, str) else None
+        return self._stream.finish(visible, matched), tokens
 
     def finish_reason(self) -> dict[str, Any] | None:
         """SGLang's `finish_reason` object; None while it goes on."""

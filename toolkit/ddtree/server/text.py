@@ -36,8 +36,9 @@ class TextStream:
         self._advance(self._window())
         return self._send(len(self._text) - self._held())
 
-    def finish(self, matched: str | None = None) -> str:
-        """End the text; returns the rest of it, up to the stop string `matched` if that is to be cut."""
+    def finish(self, tokens: Sequence[int] = (), matched: str | None = None) -> str:
+        """Take the last tokens; returns the rest of the text, up to the stop string `matched`."""
+        self._tokens.extend(tokens)
         self._text += self._window()
         end = len(self._text)
         if matched is not None and matched in self._stop:
