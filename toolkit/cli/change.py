@@ -11,6 +11,7 @@ from toolkit.cli.output import console, emit, say, table
 from toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
+    from toolkit.deploy.locate import Deployed
     from toolkit.release.request import Outcome
 
 
@@ -64,7 +65,7 @@ def swap(
         lock_wait=lock_wait,
         judging=Judging(new_baseline=new_baseline, experiment_seconds=seconds),
     )
-    _finish(service.name, outcome, as_json=as_json)
+    _finish(service, outcome, as_json=as_json)
 
 
 def rollback(
@@ -86,7 +87,7 @@ def rollback(
     if as_json and not yes:
         raise ConfigError("--json changes nothing without --yes", hint="add --yes")
     outcome = run_rollback(service, release, Lines(verbose=verbose).watcher(), lock_wait=lock_wait)
-    _finish(service.name, outcome, as_json=as_json)
+    _finish(service, outcome, as_json=as_json)
 
 
 def history(
@@ -133,16 +134,17 @@ def _experiment_seconds(text: str) -> float:
     return seconds
 
 
-def _finish(name: str, outcome: Outcome | None, *, as_json: bool) -> None:
-    from toolkit.cli.progress import finish
+def _finish(service: Deployed, outcome: Outcome | None, *, as_json: bool) -> None:
+    from toolkit.cli.progress import finish, show_report
 
     if as_json:
         emit(
             {
                 "ok": outcome is None or outcome.exit_code == 0,
-                "service": name,
+                "service": service.name,
                 "outcome": outcome and outcome.to_json(),
             }
         )
     if outcome is not None:
+        show_report(outcome)
         finish(outcome)

@@ -63,9 +63,9 @@ def run_test(
 
         write_json(out, report.to_json())
     if picture is not None:
-        from toolkit.acceptance.picture import draw_report
+        from toolkit.acceptance.picture import draw
 
-        draw_report(report, picture)
+        draw(report, picture)
     if as_json:
         emit(report.to_json())
     if not report.accepted:

@@ -124,12 +124,13 @@ def _confirm_undone(prepared: Prepared, *, yes: bool) -> None:
 
 
 def _finish(prepared: Prepared, outcome: Outcome | None, *, as_json: bool) -> None:
-    from toolkit.cli.progress import finish
+    from toolkit.cli.progress import finish, show_report
     from toolkit.deploy.summary import next_lines, summary
 
     if as_json:
         emit(summary(prepared.host, prepared.plan, outcome))
     if outcome is not None:
+        show_report(outcome)
         finish(outcome)
     for line in next_lines(prepared.host, changed=outcome is not None):
         say(line)

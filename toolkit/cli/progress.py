@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.cli.output import say
@@ -59,6 +60,16 @@ class Lines:
             say(f"{'':9}{'':12} {name}: {status}{' - ' if detail else ''}{detail}")
         else:
             say(f"{'':9}{'':12} {name}: {status}")
+
+
+def show_report(outcome: Outcome) -> None:
+    """The acceptance report of the release that was judged, as a table."""
+    if outcome.report is None:
+        return
+    from toolkit.acceptance import load_report
+    from toolkit.acceptance.table import print_report
+
+    print_report(load_report(Path(outcome.report)))
 
 
 def finish(outcome: Outcome) -> None:
