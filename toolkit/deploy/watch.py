@@ -39,7 +39,7 @@ def describe_status(item: dict[str, Any]) -> list[tuple[str, str]]:
         ("now", f"acceptance length {length:.2f}, {now['running']} requests running" if length else None),
         ("accepted", _accepted(item["accepted"] or {})),
         ("experiment", _experiment(item["experiment"])),
-        ("transaction", _transaction(item["transaction"])),
+        ("last change", _transaction(item["transaction"])),
         ("lock", _lock(item["lock"])),
         *(("warning", text) for text in item["warnings"]),
         *(("log", line) for line in item["log"]),
@@ -113,8 +113,10 @@ def _experiment(experiment: dict[str, Any] | None) -> str | None:
 
 
 def _transaction(transaction: dict[str, Any] | None) -> str | None:
-    if transaction is None or transaction["state"] == "ended":
+    if transaction is None or transaction["outcome"] == "committed":
         return None
+    if transaction["state"] == "ended":
+        return f"{transaction['kind']} {transaction['outcome'].replace('_', ' ')}: {transaction['message']}"
     return f"{transaction['kind']} by {transaction['who']} {transaction['state']} at {transaction['step']}"
 
 

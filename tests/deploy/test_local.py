@@ -1,0 +1,218 @@
+"""The whole job with the bundled pair, through the real command: deploy, change, undo, fail, recover."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.deploy.conftest import Site, free_port
+
+
+def test_the_first_deploy_is_accepted_and_its_report_is_kept(site: Site) -> None:
+    status = site.status
+    assert (status["state"], status["healthy"]) == ("running", True)
+    assert status["accepted"]["verdict"] == "accepted"
+    release = site.home / "service" / "services" / "local" / "releases" / status["release"]
+    report = json.loads((release / "acceptance.json").read_text())
+    passed = {check["name"] for check in report["checks"] if check["status"] == "passed"}
+    assert passed >= {"real_tokens", "lossless", "lossless_control", "many_requests", "self_check"}
+    assert report["acceptance_length"]["tree"]["value"] > report["acceptance_length"]["chain"]["value"] > 2
+    manifest = json.loads((release / "manifest.json").read_text())
+    assert manifest["environment"]["versions"]["torch"]
+    assert manifest["engine"]["checkpoints"]
+
+
+def test_a_second_deploy_has_nothing_to_do_and_restarts_nothing(site: Site) -> None:
+    before = site.status
+    shown = site.run("deploy", "profile", "local.yaml")
+    assert shown.returncode == 0
+    assert "nothing to do" in shown.stderr
+    assert site.status["pid"] == before["pid"]
+    assert site.run("plan", "local.yaml", "--exit-code").returncode == 0
+
+
+def test_both_openai_endpoints_answer_streaming_and_not(site: Site) -> None:
+    url = f"http://127.0.0.1:{site.port}/v1"
+    body = {"model": "small", "prompt": "def fibonacci(n):\n", "max_tokens": 32, "temperature": 0}
+    whole = httpx.post(f"{url}/completions", json=body, timeout=30).json()["choices"][0]["text"]
+    with httpx.stream("POST", f"{url}/completions", json=body | {"stream": True}, timeout=30) as stream:
+        chunks = [json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: {")]
+    parts = [chunk["choices"][0]["text"] for chunk in chunks]
+    assert len(parts) > 1
+    assert "".join(parts) == whole
+    chat = {"model": "small", "messages": [{"role": "user", "content": "import os"}], "max_tokens": 8}
+    answer = httpx.post(f"{url}/chat/completions", json=chat, timeout=30).json()
+    assert answer["choices"][0]["message"]["role"] == "assistant"
+
+
+def test_a_swap_that_is_worse_is_shown_and_undoes_itself(site: Site) -> None:
+    before = site.status
+    text = site.generate()["text"]
+    shown = site.run("swap", "--set", "speculative.budget=7", "--set", "speculative.topk_cap=1")
+    assert shown.returncode == 5, shown.stderr
+    assert "speculative.budget: 16 -> 7" in shown.stderr
+    assert "acceptance" in shown.stderr
+    after = site.status
+    assert after["release"] == before["release"]
+    assert after["config"]["speculative"]["budget"] == 16
+    assert site.generate()["text"] == text
+    assert site.json("history")[-1]["outcome"] == "rolled_back"
+
+
+def test_a_swap_with_a_new_baseline_stays_and_rollback_returns(site: Site) -> None:
+    before = site.status
+    shown = site.run("swap", "--set", "speculative.budget=8", "--new-baseline")
+    assert shown.returncode == 0, shown.stderr
+    swapped = site.status
+    assert swapped["config"]["speculative"]["budget"] == 8
+    assert swapped["config"]["swapped"] == ["speculative.budget"]
+
+    refused = site.run("deploy", "profile", "local.yaml")
+    assert refused.returncode == 2
+    assert "speculative.budget: 8 -> 16" in refused.stderr
+
+    assert site.run("rollback").returncode == 0
+    after = site.status
+    assert after["release"] == before["release"]
+    kinds = [(entry["kind"], entry["outcome"]) for entry in site.json("history")[-2:]]
+    assert kinds == [("swap", "committed"), ("rollback", "committed")]
+
+
+def test_swapping_to_what_is_there_changes_nothing(site: Site) -> None:
+    entries = len(site.json("history"))
+    shown = site.run("swap", "--set", "speculative.budget=16")
+    assert (shown.returncode, "nothing to do" in shown.stderr) == (0, True)
+    assert len(site.json("history")) == entries
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("speculative.budgt=7", "speculative.budget"),
+        ("speculative.budget=3", "block_size"),
+        ("service.port=x", "service.port"),
+        ("name=other", "cannot be swapped"),
+    ],
+)
+def test_a_wrong_swap_is_refused_before_anything_is_touched(site: Site, change: str, said: str) -> None:
+    pid = site.status["pid"]
+    shown = site.run("swap", "--set", change)
+    assert shown.returncode == 2
+    assert said in shown.stderr
+    assert "Traceback" not in shown.stderr
+    assert site.status["pid"] == pid
+
+
+def test_a_server_that_dies_is_started_again(site: Site) -> None:
+    pid = site.status["pid"]
+    os.kill(pid, signal.SIGKILL)
+    status = site.wait_for(lambda now: now["healthy"] and now["pid"] != pid)
+    assert status["restarts"] >= 1
+    assert site.generate()["meta_info"]["completion_tokens"] == 16
+
+
+def test_a_deploy_whose_controller_is_killed_goes_on_by_itself(site: Site) -> None:
+    before = site.status
+    process = site.start(
+        "deploy", "profile", "local.yaml", "--set", "speculative.budget=20", "--new-baseline"
+    )
+    site.wait_for(lambda now: (now["transaction"] or {}).get("state") == "running")
+    process.kill()
+    process.communicate()
+    after = site.wait_for(lambda now: now["transaction"]["state"] == "ended", 150)
+    assert after["transaction"]["outcome"] == "committed"
+    assert after["release"] != before["release"]
+    assert after["config"]["speculative"]["budget"] == 20
+    assert site.generate()["text"]
+
+
+def test_a_missing_checkpoint_is_named_and_the_old_release_goes_on(site: Site, tmp_path: Path) -> None:
+    pid = site.status["pid"]
+    shown = site.run(
+        "deploy", "profile", "local.yaml", "--set", f"model.target.source={tmp_path / 'absent'}", "-y"
+    )
+    assert shown.returncode in (1, 2)
+    assert str(tmp_path / "absent") in shown.stderr
+    assert "Traceback" not in shown.stderr
+    assert site.status["pid"] == pid
+
+
+def test_a_port_in_use_is_named_with_its_holder(site: Site) -> None:
+    pid = site.status["pid"]
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        shown = site.run("swap", "--set", f"service.port={port}")
+    assert shown.returncode == 1
+    assert f"{port}" in shown.stderr
+    assert str(os.getpid()) in shown.stderr
+    assert site.status["pid"] == pid
+
+
+def test_two_changes_at_once_one_is_told_who_holds_the_lock(site: Site) -> None:
+    first = site.start("restart")
+    site.wait_for(lambda now: (now["transaction"] or {}).get("state") == "running" or now["lock"])
+    second = site.run("restart")
+    first.communicate(timeout=120)
+    assert first.returncode == 0
+    assert second.returncode == 3
+    assert "restart" in second.stderr
+
+
+def test_stop_stays_stopped_and_start_serves_again(site: Site) -> None:
+    assert site.run("stop").returncode == 0
+    assert site.status["state"] == "stopped"
+    with pytest.raises(httpx.ConnectError):
+        site.generate()
+    shown = site.run("deploy", "profile", "local.yaml", "--set", "speculative.budget=20")
+    assert shown.returncode == 0, shown.stderr
+    assert site.status["healthy"]
+
+
+def test_an_experiment_shows_and_returns_by_itself(site: Site) -> None:
+    before = site.status
+    shown = site.run(
+        "swap",
+        "--set",
+        "speculative.budget=7",
+        "--set",
+        "speculative.topk_cap=1",
+        "--experiment",
+        "--for",
+        "5s",
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert site.status["release"] != before["release"]
+    after = site.wait_for(lambda now: now["release"] == before["release"] and now["healthy"], 90)
+    assert after["experiment"] is None
+
+
+def test_logs_and_history_are_readable(site: Site) -> None:
+    assert site.run("logs", "-n", "5").stdout.strip()
+    shown = site.run("history")
+    assert "rolled back" in shown.stderr
+
+
+def test_a_first_deploy_that_fails_leaves_nothing_serving_and_says_so(site: Site) -> None:
+    port = free_port()
+    profile = site.home / "broken.yaml"
+    profile.write_text(
+        site.profile.read_text().replace("name: local", "name: broken").replace(str(site.port), str(port))
+        + "engine: {extra_args: [--no-such-flag]}\n"
+    )
+    start = time.monotonic()
+    shown = site.run("deploy", "profile", "broken.yaml")
+    assert shown.returncode == 1
+    assert time.monotonic() - start < 55
+    assert "no-such-flag" in shown.stderr
+    assert "stopped" in shown.stderr
+    (status,) = site.json("status", "broken")
+    assert status["state"] != "running"
+    subprocess.run(["rm", "-r", site.home / "service" / "services" / "broken"], check=True)
