@@ -14,7 +14,12 @@ from toolkit.release.steps import Steps
 from toolkit.release.store import ACCEPTANCE_FILE, PENDING_FILE, REFUSED_FILE, Release
 from toolkit.release.timer import spawn_timer
 from toolkit.service import ports
+from toolkit.service.files import read_json
+from toolkit.service.readiness import generate_once
+from toolkit.service.secrets import stored_secrets
 from toolkit.service.unit import Unit
+
+_PROBE_LIMIT = 5.0
 
 
 def require_free(unit: Unit) -> None:
@@ -58,7 +63,6 @@ def end(
     host: ServiceHost, request: Request, steps: Steps, status: Status, message: str, *, hint: str | None
 ) -> Outcome:
     """Record the outcome in the history and, last of all, in the journal."""
-    process = host.process_status()
     report = _settle_report(host, request, status)
     seconds = {**steps.seconds, "total": steps.total()}
     outcome = Outcome(
@@ -67,7 +71,7 @@ def end(
         kind=request.kind,
         release=request.release,
         base=request.base,
-        serving=process.release if process.active else None,
+        serving=_serving(host, status),
         seconds=seconds,
         log=() if status == "committed" else steps.log,
         hint=hint,
@@ -80,6 +84,18 @@ def end(
         host.store.forget_switches()
     steps.end(message, outcome.to_json())
     return outcome
+
+
+def _serving(host: ServiceHost, status: Status) -> str | None:
+    """What serves now; where no step has just seen a token, one is asked for."""
+    process = host.process_status()
+    if not process.active or process.release is None:
+        return None
+    if status in ("committed", "rolled_back"):
+        return process.release
+    unit = host.store.get(process.release).unit
+    key = stored_secrets(unit).get("api-key")
+    return process.release if generate_once(unit.url, _PROBE_LIMIT, api_key=key) == "" else None
 
 
 def prune(host: ServiceHost, request: Request) -> None:
@@ -108,7 +124,7 @@ def _settle_report(host: ServiceHost, request: Request, status: Status) -> str |
         path = folder / REFUSED_FILE
         with contextlib.suppress(OSError):
             (folder / PENDING_FILE).replace(path)
-    return str(path) if path.is_file() else None
+    return str(path) if isinstance(read_json(path), dict) else None
 
 
 def _record(host: ServiceHost, request: Request, steps: Steps, outcome: Outcome) -> None:

@@ -1,0 +1,86 @@
+"""An experiment returns to its base by itself, whatever became of the command that began it."""
+
+import os
+import signal
+import time
+
+import pytest
+from changes import change
+from stub_service import ACCEPTS, REFUSES, wait_until
+
+from toolkit.release import history
+from toolkit.release.controller import hold
+from toolkit.release.experiment import read_experiment
+from toolkit.release.view import status
+
+
+@pytest.fixture
+def trial(service):
+    """A base and the release that is tried on it."""
+    first, second = service.stage("one"), service.stage("two")
+    change(service, "deploy", first)
+    return first, second
+
+
+def test_returns_at_expiry(service, trial):
+    first, second = trial
+    outcome, _ = change(service, "experiment", second, first, acceptance=ACCEPTS, experiment_seconds=2.5)
+    assert outcome.status == "committed"
+    assert service.mark() == "two"
+    shown = status(service.layout, service.name).experiment
+    assert (shown["release"], shown["base"], shown["timed"]) == (second.id, first.id, True)
+    assert 0 < shown["remaining"] <= 2.5
+    service.wait_for_mark("one", 20)
+    wait_until(lambda: len(history.read(service.paths)) == 3)
+    entry = history.read(service.paths)[-1]
+    assert (entry.kind, entry.outcome, entry.release, entry.who) == (
+        "return",
+        "committed",
+        first.id,
+        "ann@desk",
+    )
+    assert service.host.store.current() == first
+    assert status(service.layout, service.name).experiment is None
+
+
+def test_refused_experiment_is_rolled_back_and_not_timed(service, trial):
+    first, second = trial
+    outcome, _ = change(service, "experiment", second, first, acceptance=REFUSES, experiment_seconds=60)
+    assert outcome.status == "rolled_back"
+    assert read_experiment(service.paths) is None
+
+
+def test_new_deploy_cancels_it_and_falls_back_to_its_base(service, trial):
+    first, second = trial
+    change(service, "experiment", second, first, experiment_seconds=60)
+    timer = read_experiment(service.paths).timer["pid"]
+    third = service.stage("three")
+    outcome, _ = change(service, "deploy", third, second, acceptance=REFUSES)
+    assert (outcome.status, outcome.serving) == ("rolled_back", first.id)
+    assert service.mark() == "one"
+    assert read_experiment(service.paths) is None
+    wait_until(lambda: not os.path.exists(f"/proc/{timer}"))  # noqa: PTH110
+
+
+def test_dead_timer_is_started_again_by_the_next_command(service, trial):
+    first, second = trial
+    change(service, "experiment", second, first, experiment_seconds=3.0)
+    os.kill(read_experiment(service.paths).timer["pid"], signal.SIGKILL)
+    wait_until(lambda: not read_experiment(service.paths).timed)
+    assert status(service.layout, service.name).experiment["timed"] is False
+    with hold(service.layout, service.name, "next"):
+        assert read_experiment(service.paths).timed
+        time.sleep(0.1)
+    service.wait_for_mark("one", 20)
+    wait_until(lambda: history.read(service.paths)[-1].kind == "return")
+
+
+def test_waits_while_someone_else_is_at_work(service, trial):
+    first, second = trial
+    change(service, "experiment", second, first, experiment_seconds=0.1)
+    with hold(service.layout, service.name, "something long", wait=20):
+        if read_experiment(service.paths) is None:
+            pytest.fail("it returned before the lock was taken: too slow a machine for this test")
+        time.sleep(1.5)
+        assert service.mark() == "two"
+    service.wait_for_mark("one", 20)

@@ -1,0 +1,151 @@
+"""Who holds the lock, how it is taken over, and what nobody can take away."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from toolkit.errors import ConfigError, LockedError
+from toolkit.release import lock as lock_module
+from toolkit.release.lock import Lock
+
+
+@pytest.fixture
+def lock(service):
+    return service.host.lock
+
+
+def another_process(service, command="deploy profile stub"):
+    """A process that holds the lock until its input is closed."""
+    code = (
+        "import sys; from pathlib import Path; from toolkit.layout import Layout;"
+        "from toolkit.release.host import ServiceHost\n"
+        f"with ServiceHost(Layout(Path({str(service.layout.root)!r})), 'stub').lock.hold({command!r}):\n"
+        "    print('held', flush=True); sys.stdin.read()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_says_who_since_when_and_how_to_release(service, lock):
+    with another_process(service) as other:
+        with pytest.raises(LockedError) as caught, lock.hold("swap"):
+            pass
+        assert caught.value.exit_code == 3
+        holder = lock.holder()
+        assert f"pid {other.pid}" in caught.value.message
+        assert "for 0 s: deploy profile stub" in caught.value.message
+        assert f"ddtoolkit lock release {holder.token} stub" in caught.value.hint
+        assert service.paths.lock.stat().st_mode & 0o777 == 0o600
+        other.stdin.close()
+    assert lock.holder() is None
+    with lock.hold("swap") as held:
+        assert held.taken_over is None
+
+
+def test_wait_gets_it_when_it_is_freed(service, lock):
+    with another_process(service) as other:
+        threading.Timer(0.3, other.stdin.close).start()
+        with lock.hold("swap", wait=20) as held:
+            assert held.taken_over is None
+            assert lock.holder() == held.info
+
+
+def test_dead_holder_is_taken_over_visibly(service, lock):
+    with another_process(service) as other:
+        other.kill()
+        other.wait()
+        other.stdin.close()
+        assert lock.stale(lock.holder())
+        with lock.hold("swap") as held:
+            assert held.taken_over.command == "deploy profile stub"
+            assert held.info.command == "swap"
+
+
+def test_holder_elsewhere_lives_by_its_heartbeat(lock, service, monkeypatch):
+    with lock.hold("swap"):
+        value = json.loads(service.paths.lock.read_text()) | {"host": "elsewhere"}
+        service.paths.lock.write_text(json.dumps(value))
+        assert not lock.stale(lock.holder())
+        old = time.time() - lock_module.STALE_AFTER - 1
+        os.utime(service.paths.lock, (old, old))
+        assert lock.stale(lock.holder())
+
+
+def test_heartbeat_is_kept_up(lock, service, monkeypatch):
+    monkeypatch.setattr(lock_module, "HEARTBEAT", 0.05)
+    with lock.hold("swap"):
+        os.utime(service.paths.lock, (1, 1))
+        time.sleep(0.4)
+        assert time.time() - service.paths.lock.stat().st_mtime < 5
+
+
+def test_release_needs_the_token(lock):
+    with lock.hold("deploy") as held:
+        with pytest.raises(ConfigError, match="another token"):
+            lock.release("0000")
+        assert lock.release(held.info.token) == held.info
+        assert lock.holder() is None
+        with lock.hold("swap") as other:
+            pass
+        assert other.info.token != held.info.token
+    with pytest.raises(ConfigError, match="not locked"):
+        lock.release("0000")
+
+
+def test_releasing_ones_own_lock_leaves_a_successors_alone(lock):
+    with lock.hold("deploy") as held:
+        lock.release(held.info.token)
+        successor = lock.hold("swap")
+        successor.__enter__()
+    assert lock.holder().command == "swap"
+    successor.__exit__(None, None, None)
+
+
+def test_running_transaction_is_never_ended(service, lock):
+    with lock.hold("deploy") as held:
+        descriptor = lock.hold_transaction()
+        assert Lock(service.paths, "stub").hold_transaction() is None
+        with pytest.raises(LockedError, match="transaction is running"):
+            lock.release(held.info.token)
+    with (
+        pytest.raises(LockedError, match="transaction is running on the host and ends by itself"),
+        lock.hold("x"),
+    ):
+        pass
+    os.close(descriptor)
+    with lock.hold("x"):
+        assert not lock.transaction_running()
+
+
+def test_damaged_token_locks_nobody_out(service, lock):
+    service.paths.lock.write_text('{"token": ')
+    with lock.hold("swap") as held:
+        assert lock.holder() == held.info
+
+
+def test_only_one_of_many_gets_it(lock):
+    got, barrier = [], threading.Barrier(8)
+
+    def contend():
+        barrier.wait()
+        try:
+            with lock.hold("x"):
+                got.append(True)
+                time.sleep(0.3)
+        except LockedError:
+            got.append(False)
+
+    threads = [threading.Thread(target=contend) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(got) == [False] * 7 + [True]

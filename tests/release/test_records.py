@@ -1,0 +1,101 @@
+"""History and journal: what a crash or damage in the middle of a line leaves readable."""
+
+import pytest
+
+from toolkit.errors import ToolkitError
+from toolkit.profile.changes import Change
+from toolkit.release import history
+from toolkit.release.journal import JOURNAL_FILE, Event, Journal, create_journal, read_journal
+from toolkit.release.request import Acceptance, Outcome, Request, read_request
+from toolkit.service.files import json_bytes
+
+
+def entry(number, **more):
+    return history.Entry(id=f"t{number}", kind="deploy", outcome="committed", who="a@b", **more)
+
+
+def test_history_keeps_order_and_values(service):
+    first = entry(1, changes=(Change("a.b", 1, None), Change("c", None, [1])), seconds={"total": 1.5})
+    history.append(service.paths, first)
+    history.append(service.paths, entry(2))
+    assert history.read(service.paths)[0] == first
+    assert [item.id for item in history.read(service.paths)] == ["t1", "t2"]
+    assert service.paths.history.stat().st_mode & 0o777 == 0o600
+
+
+def test_torn_history_line_costs_only_itself(service):
+    history.append(service.paths, entry(1))
+    with service.paths.history.open("ab") as file:
+        file.write(b'{"id": "torn", "kind": "dep')
+    assert [item.id for item in history.read(service.paths)] == ["t1"]
+    history.append(service.paths, entry(2))
+    assert [item.id for item in history.read(service.paths)] == ["t1", "t2"]
+
+
+def test_history_is_never_written_through_a_link(service, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.touch()
+    service.paths.history.symlink_to(elsewhere)
+    with pytest.raises(ToolkitError, match="cannot record the change"):
+        history.append(service.paths, entry(1))
+    assert elsewhere.read_bytes() == b""
+
+
+def test_journal_goes_on_after_a_torn_line(tmp_path):
+    create_journal(tmp_path)
+    journal = Journal(tmp_path)
+    journal.write(Event("one", "begin", "first", data={"a": "\n\0é"}))
+    journal.close()
+    path = tmp_path / JOURNAL_FILE
+    whole = path.read_bytes().index(b"\0")
+    with path.open("r+b") as file:
+        file.seek(whole)
+        file.write(b'{"step": "torn", "state": "be' + b"x" * 300)
+    assert [event.step for event in read_journal(tmp_path)] == ["one"]
+    journal = Journal(tmp_path)
+    journal.write(Event("two", "done"))
+    assert [event.step for event in read_journal(tmp_path)] == ["one", "two"]
+    journal.write(Event("three", "done"))
+    journal.close()
+    events = read_journal(tmp_path)
+    assert [event.step for event in events] == ["one", "two", "three"]
+    assert events[0].data == {"a": "\n\0é"}
+
+
+def test_journal_grows_beyond_its_reserved_space(tmp_path):
+    create_journal(tmp_path)
+    journal = Journal(tmp_path)
+    for number in range(40):
+        journal.write(Event("acceptance", "progress", "x" * 10000, data={"n": number}), durable=False)
+    journal.close()
+    assert [event.data["n"] for event in read_journal(tmp_path)] == list(range(40))
+
+
+def test_absent_journal_is_empty(tmp_path):
+    assert read_journal(tmp_path) == []
+
+
+def test_request_and_outcome_come_back_equal(tmp_path):
+    asked = Request(
+        kind="swap",
+        who="a@b",
+        release="r",
+        base="b",
+        changes=(Change("k", 1, 2),),
+        acceptance=Acceptance(("p", "-m", "x"), {"url": "u"}, 3.0),
+        experiment_seconds=60.0,
+    )
+    (tmp_path / "request.json").write_bytes(json_bytes(asked.to_json()))
+    assert read_request(tmp_path) == asked
+    outcome = Outcome("rolled_back", "m", "swap", seconds={"total": 1.0}, log=("a",))
+    assert Outcome.from_json(outcome.to_json()) == outcome
+    assert outcome.to_json()["exit_code"] == 5
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"kind": "deploy"}', '{"kind": "x", "who": "a", "changes": []}']
+)
+def test_damaged_request_is_named(tmp_path, text):
+    (tmp_path / "request.json").write_text(text)
+    with pytest.raises(ToolkitError, match=r"request\.json"):
+        read_request(tmp_path)
