@@ -7,6 +7,7 @@ token, and leave when they end. One thread drives an engine.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import logging
 from collections import deque
@@ -26,7 +27,7 @@ from toolkit.ddtree.running import Running
 from toolkit.ddtree.sampling import Sampler, argmax
 from toolkit.ddtree.stopping import StopStrings
 from toolkit.ddtree.tokenizer import load_tokenizer
-from toolkit.ddtree.tree import BatchLimits, ancestor_mask, build_trees, topk_logprobs
+from toolkit.ddtree.tree import BatchLimits, DraftTrees, ancestor_mask, build_trees, topk_logprobs
 from toolkit.ddtree.types import Algorithm, EngineConfig, FinishReason, Output, Request, RoundStats
 from toolkit.ddtree.validation import check_request
 from toolkit.ddtree.walk import round_stats, walk
@@ -206,6 +207,15 @@ class Engine:
             return outputs + self._round()
         return outputs
 
+    def twin(self) -> Engine:
+        """An idle engine on the same weights, with caches of its own: it leaves no trace here."""
+        twin = copy.copy(self)
+        twin.models = self.models.twin()
+        twin._prefixes = PrefixCache(0)
+        twin._waiting, twin._running, twin._ended = deque(), [], []
+        twin._stats = EngineStats(accepted_histogram=[0] * self.block_size)
+        return twin
+
     def _join(self) -> int:
         """Move waiting requests into the batch, with what the prefix cache has of them; how many."""
         room = min(self.config.max_running_requests - len(self._running), len(self._waiting))
@@ -284,14 +294,24 @@ class Engine:
         )
         width = max(limit.budget for limit in limits)
         trees = build_trees(logprobs, candidates, roots, BatchLimits.of(limits, self._device), width)
-        seen = ancestor_mask(trees)
-        rows = self.models.rows(0, lengths, trees.depths, seen)
-        hidden, captured = self.models.forward(trees.tokens, rows)
+        seen, rows, hidden, captured = self._verify(trees, lengths)
         walked = walk(trees, self._choose(self._running, hidden, trees.tokens, trees.depths, seen))
         stats = round_stats(trees, walked, candidates)
         counts = [row.committed for row in stats]
         paths = _cut(walked.path, counts)
         return self._accept(paths, _cut(walked.committed(trees), counts), stats, captured, rows)
+
+    def _verify(
+        self, trees: DraftTrees, lengths: Sequence[int]
+    ) -> tuple[Tensor, Rows, Tensor, Tensor | None]:
+        """Run trees through the target, behind the committed rows of slots 0 .. R - 1.
+
+        Returns:
+            Who saw whom [R, N+1, N+1], where the rows stand, and what `ModelRunner.forward` gives.
+        """
+        seen = ancestor_mask(trees)
+        rows = self.models.rows(0, lengths, trees.depths, seen)
+        return seen, rows, *self.models.forward(trees.tokens, rows)
 
     def _roots(self) -> Tensor:
         return torch.tensor([running.root for running in self._running], device=self._device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -46,8 +47,6 @@ class ModelRunner:
         self.target = Qwen3Target.load(
             config.model_path, self.context_length + PREFILL_ROWS, _DTYPES[config.dtype], self.device
         )
-        self._target_cache = self.target.new_cache()
-        self._caches = [self._target_cache]
         self.drafter: DFlashDrafter | None = None
         self.block_size = 1
         if config.algorithm is not Algorithm.NONE:
@@ -55,8 +54,14 @@ class ModelRunner:
                 raise ValueError(f"algorithm {config.algorithm} needs a draft model")
             self.drafter = DFlashDrafter.load(config.draft_model_path, self.target, config.block_size)
             self.block_size = self.drafter.block_size
-            self._caches.append(self.drafter.new_cache())
         check_config(config, longest, self.block_size)
+        self._start_empty()
+
+    def twin(self) -> ModelRunner:
+        """The same models with K/V of its own."""
+        twin = copy.copy(self)
+        twin._start_empty()
+        return twin
 
     def rows(self, first: int, lengths: Sequence[int], offsets: Tensor, seen: Tensor | None) -> Rows:
         """New rows of requests, standing behind their committed ones.
@@ -178,6 +183,12 @@ class ModelRunner:
             if slot != last:
                 cache.move_slot(last, slot, rows)
                 cache.clear(last)
+
+    def _start_empty(self) -> None:
+        self._target_cache = self.target.new_cache()
+        self._caches = [self._target_cache]
+        if self.drafter is not None:
+            self._caches.append(self.drafter.new_cache())
 
     def _drafting(self) -> tuple[DFlashDrafter, SlotCache]:
         if self.drafter is None:

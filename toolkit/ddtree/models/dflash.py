@@ -51,7 +51,7 @@ class DFlashDrafter:
         self._fc = Linear(weights["fc.weight"])
         self._hidden_norm_weight = weights["hidden_norm.weight"]
         self._norm = Norm(model.hidden_size, model.rms_norm_eps, device)
-        self._head = Linear(scaled(target.head_weight, weights["norm.weight"]))
+        self.head = Linear(scaled(target.head_weight, weights["norm.weight"]))
 
     @classmethod
     def load(cls, directory: Path, target: Qwen3Target, block_size: int | None = None) -> DFlashDrafter:
@@ -102,4 +102,4 @@ class DFlashDrafter:
         x, _ = self._stack.forward(self._target.embed(block), rows, cache)
         requests, count = rows.requests, self.block_size - 1
         drafted = x.view(requests, self.block_size, -1)[:, 1:].reshape(requests * count, -1)
-        return self._head(self._norm(drafted)).view(requests, count, -1)
+        return self.head(self._norm(drafted)).view(requests, count, -1)

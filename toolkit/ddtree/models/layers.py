@@ -65,6 +65,11 @@ class Linear:
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight.t().contiguous()
 
+    @property
+    def weight(self) -> Tensor:
+        """The weight, [out, in]."""
+        return self._weight.t()
+
     def __call__(self, x: Tensor) -> Tensor:
         """[n, in] -> [n, out]."""
         return torch.mm(x, self._weight)
@@ -78,7 +83,7 @@ class Rope:
     """Rotary embedding (arXiv 2104.09864), with linear or YaRN (arXiv 2309.00071) scaling."""
 
     def __init__(self, head_dim: int, config: RopeConfig, length: int, device: torch.device) -> None:
-        frequencies, scale = _frequencies(head_dim, config)
+        frequencies, scale = rope_frequencies(head_dim, config)
         angles = torch.arange(length, dtype=torch.float64)[:, None] * frequencies
         table = torch.polar(torch.full_like(angles, scale), angles)
         self._table = table.to(torch.complex64).to(device).unsqueeze(1)
@@ -273,7 +278,7 @@ def scaled(weight: Tensor, norm: Tensor) -> Tensor:
     return (weight.float() * norm.float()).to(weight.dtype)
 
 
-def _frequencies(head_dim: int, config: RopeConfig) -> tuple[Tensor, float]:
+def rope_frequencies(head_dim: int, config: RopeConfig) -> tuple[Tensor, float]:
     """Angular frequencies, float64 [head_dim / 2], and the scale of cos and sin."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
     plain = config.theta**-exponents
