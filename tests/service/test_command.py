@@ -1,14 +1,15 @@
 """Which command a profile becomes."""
 
-import subprocess
-import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from toolkit.ddtree.server.args import parse_args
 from toolkit.layout import Layout
 from toolkit.profile.schema import Profile
 from toolkit.service.command import unit_for
+from toolkit.service.secrets import write_secrets
 from toolkit.service.unit import RestartPolicy, SecretSource
 
 LAYOUT = Layout(Path("/base"))
@@ -126,18 +127,18 @@ def test_timeouts_and_restart_policy_are_the_profiles():
     assert made.restart == RestartPolicy(15.0, 3, 7200.0)
 
 
-def test_server_knows_every_flag(tmp_path):
-    """The embedded server's own parser takes the command; a checkpoint that is not there ends it."""
+def test_embedded_server_takes_every_flag(tmp_path, monkeypatch):
+    """Its own parser reads what is rendered here, secrets file included."""
+    monkeypatch.setenv("K", "pa$1wor$D%s\"'\\#:{}")
     made = unit(
-        python=sys.executable,
-        model={"target": {"source": str(tmp_path / "none")}, "drafter": {"source": str(tmp_path / "none")}},
+        model={"drafter": {}, "context_length": 2048},
         engine={"threads": 1},
-        speculative={"debug_metrics": True},
-        service={"max_queued_requests": 5},
+        speculative={"debug_metrics": True, "budget": 9},
+        service={"api_key": {"env": "K"}, "admin_api_key": {"env": "K"}, "max_queued_requests": 5},
     )
-    done = subprocess.run(
-        [*made.argv, "--port", "0"], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
-    )
-    assert done.returncode != 0
-    assert "unrecognized" not in done.stderr
-    assert "none" in done.stderr
+    secrets_file = tmp_path / "secrets" / "r.yaml"
+    write_secrets(replace(made, secrets_file=str(secrets_file)))
+    argv = [str(secrets_file) if word == made.secrets_file else word for word in made.argv]
+    parsed = parse_args(argv[3:])
+    assert (parsed.port, parsed.max_queued_requests) == (30000, 5)
+    assert parsed.api_key == parsed.admin_api_key == "pa$1wor$D%s\"'\\#:{}"

@@ -1,0 +1,162 @@
+"""Files, records, secrets, ports: the small things that everything rests on."""
+
+import os
+import socket
+
+import pytest
+import yaml
+
+from toolkit.errors import ConfigError
+from toolkit.service import ports
+from toolkit.service.files import Record, make_private, read_json, read_record, replace_file, write_new
+from toolkit.service.processes import ProcessId, boot_id, descendants, identify, read_stat
+from toolkit.service.secrets import stored_secrets, write_secrets
+from toolkit.service.unit import SecretSource, Unit
+
+
+def test_new_file_is_never_another(tmp_path):
+    path = tmp_path / "x"
+    write_new(path, b"1", 0o600)
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"1", 0o600)
+    with pytest.raises(FileExistsError):
+        write_new(path, b"2")
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "absent")
+    with pytest.raises(FileExistsError):
+        write_new(link, b"2")
+    assert not (tmp_path / "absent").exists()
+
+
+def test_replaced_file_keeps_the_old_content_on_failure(tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+    replace_file(path, b"new")
+    assert path.read_bytes() == b"new"
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "inside").touch()
+    with pytest.raises(OSError, match="directory"):
+        replace_file(folder, b"new")
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["folder", "x"]
+
+
+def test_private_folder(tmp_path):
+    folder = tmp_path / "a" / "b"
+    folder.mkdir(parents=True, mode=0o755)
+    assert make_private(folder).stat().st_mode & 0o777 == 0o700
+    (tmp_path / "link").symlink_to(folder)
+    with pytest.raises(OSError, match="link"):
+        make_private(tmp_path / "link")
+
+
+def test_record(tmp_path):
+    path = tmp_path / "r"
+    assert read_record(path) is None
+    record = Record(path)
+    assert read_record(path) is None
+    record.write({"a": "x" * 3000})
+    record.write({"a": 1})
+    assert read_record(path) == {"a": 1}
+    with pytest.raises(ValueError, match="does not fit"):
+        record.write({"a": "x" * 9000})
+    record.close()
+    path.write_bytes(b"[1]".ljust(8192))
+    assert read_record(path) is None
+    assert read_json(tmp_path / "absent") is None
+
+
+def test_process_is_known_by_more_than_its_pid():
+    me = identify(os.getpid())
+    assert me.alive()
+    assert ProcessId.from_json(me.to_json()) == me
+    assert not ProcessId(me.pid, me.start + 1, me.boot).alive()
+    assert not ProcessId(me.pid, me.start, "other").alive()
+    assert ProcessId.from_json({"pid": "1"}) is None
+    assert boot_id()
+
+
+def test_zombie_does_not_count():
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    assert read_stat(child).state == "Z"
+    assert not identify(child).alive()
+    assert child not in [stat.pid for stat in descendants(os.getpid())]
+    os.waitpid(child, 0)
+    assert identify(child) is None
+
+
+def test_name_with_parentheses_is_read():
+    child = os.fork()
+    if child == 0:
+        with open("/proc/self/comm", "w") as file:  # noqa: PTH123
+            file.write("a) b (c")
+        os.read(os.open("/dev/zero", os.O_RDONLY), 1)
+        os.kill(os.getpid(), 19)
+        os._exit(0)
+    os.waitpid(child, os.WUNTRACED)
+    stat = read_stat(child)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    assert (stat.name, stat.parent) == ("a) b (c", os.getpid())
+
+
+def test_ports():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert f"port {port} on 127.0.0.1 is in use by process {os.getpid()} (" in ports.busy(
+            "127.0.0.1", port
+        )
+        assert ports.busy("0.0.0.0", port)  # noqa: S104
+    assert ports.busy("127.0.0.1", port) == ""
+    assert "no address of this machine" in ports.busy("no.such.host.invalid", port)
+    assert ports.busy("192.0.2.1", port)
+
+
+def unit(tmp_path, **secrets):
+    return Unit(
+        name="x",
+        release="r",
+        description="",
+        argv=("p",),
+        environment={},
+        working_directory="/",
+        host="127.0.0.1",
+        port=1,
+        secrets=secrets,
+        secrets_file=str(tmp_path / "secrets" / "r.yaml"),
+    )
+
+
+@pytest.mark.parametrize(
+    "value", ["pa$1wor$D", "{a: b}", "'\"\\", "- x", "yes", "123", "# no", "\u00e9\U0001f600", " padded "]
+)
+def test_secret_arrives_whole_whatever_yaml_makes_of_it(tmp_path, monkeypatch, value):
+    """R2, R6."""
+    monkeypatch.setenv("S", value)
+    made = unit(tmp_path, **{"api-key": SecretSource(env="S")})
+    write_secrets(made)
+    path = tmp_path / "secrets" / "r.yaml"
+    assert yaml.safe_load(path.read_text()) == {"api-key": value}
+    assert stored_secrets(made) == {"api-key": value}
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+def test_secret_of_before_is_kept_and_a_new_one_taken(tmp_path, monkeypatch):
+    made = unit(tmp_path, **{"api-key": SecretSource(env="S")})
+    monkeypatch.delenv("S", raising=False)
+    with pytest.raises(ConfigError, match="env S"):
+        write_secrets(made)
+    monkeypatch.setenv("S", "one")
+    write_secrets(made)
+    monkeypatch.delenv("S")
+    write_secrets(made)
+    assert stored_secrets(made) == {"api-key": "one"}
+    monkeypatch.setenv("S", "two")
+    write_secrets(made)
+    assert stored_secrets(made) == {"api-key": "two"}
+
+
+def test_no_secrets_no_file(tmp_path):
+    assert stored_secrets(unit(tmp_path)) == {}
