@@ -1,10 +1,13 @@
 """Each check passes on a sound server and fails on the fault that it is there for."""
 
 import json
+from dataclasses import replace
+from importlib import import_module
 
 import pytest
 
 from toolkit.acceptance.checks import CHECKS
+from toolkit.acceptance.checks.equality import same_tokens
 from toolkit.acceptance.probing import Output
 
 RUN = {check.name: check.run for check in CHECKS}
@@ -136,6 +139,23 @@ def test_near_ties_between_batch_and_alone_pass(open_session):
     result = RUN["batch_tokens"](session)
     assert result.status == "passed", result
     assert result.measured["different"] > 0
+
+
+@pytest.mark.parametrize(("accepts", "status"), [(1, "inconclusive"), (2, "passed")])
+def test_hardly_any_speculation_proves_nothing(open_session, monkeypatch, accepts, status):
+    monkeypatch.setattr(import_module("toolkit.acceptance.checks.lossless"), "MIN_POSITIONS", 64)
+    result = RUN["lossless"](open_session(tree_accepts=accepts))
+    assert result.status == status
+    assert ("acceptance length is 1.00" in result.detail) == (status == "inconclusive")
+
+
+def test_an_output_that_ends_early_is_a_fault(open_session):
+    session = open_session()
+    whole = session.alone
+    cut = replace(whole.answers[2], output_ids=whole.answers[2].output_ids[:-2])
+    short = replace(whole, answers=(*whole.answers[:2], cut, *whole.answers[3:]))
+    result = same_tokens("x", session, whole, short, "the same")
+    assert (result.status, result.detail) == ("failed", "prompt 2: one output is shorter")
 
 
 def test_the_control_finds_a_replaced_token(open_session):
