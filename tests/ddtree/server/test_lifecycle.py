@@ -12,6 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from toolkit.ddtree.server.__main__ import main
+
 # Breaks the engine where a request's cache salt asks for it.
 _FAULTS = """
 from toolkit.ddtree.engine import Engine
@@ -40,11 +42,6 @@ def faulty_step(self):
 Engine.add, Engine._round, Engine.step = faulty_add, faulty_round, faulty_step
 """
 _LONG = {"temperature": 0, "max_new_tokens": 300, "ignore_eos": True}
-
-
-def _run(*arguments, seconds=30):
-    command = [sys.executable, "-m", "toolkit.ddtree.server", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
 
 
 def test_a_fault_fails_its_requests_and_a_dead_engine_ends_the_process(start_server, tree_arguments):
@@ -130,7 +127,8 @@ def test_the_ready_line_is_the_only_output_and_memory_is_small(server):
 
 def test_a_port_in_use_is_said_before_anything_is_loaded(server):
     port = server.url.rpartition(":")[2]
-    result = _run("--model-path", "/nowhere", "--port", port)
+    command = [sys.executable, "-m", "toolkit.ddtree.server", "--model-path", "/nowhere", "--port", port]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 1
     assert result.stderr == f"ddtree server: cannot listen on 127.0.0.1 port {port}: Address already in use\n"
     assert result.stdout == ""
@@ -150,7 +148,7 @@ def test_a_port_in_use_is_said_before_anything_is_loaded(server):
     ],
 )
 def test_what_cannot_be_served_is_refused_in_one_line_with_exit_code_2(
-    tiny_pair, lucky_pair, tree_arguments, tmp_path, flags, said
+    tiny_pair, lucky_pair, tree_arguments, tmp_path, capsys, flags, said
 ):
     template = tmp_path / "target"
     template.mkdir()
@@ -161,12 +159,12 @@ def test_what_cannot_be_served_is_refused_in_one_line_with_exit_code_2(
     arguments = []
     for flag in flags:
         arguments += tree_arguments if flag == "{tree}" else [flag.format(**places)]
-    result = _run("--port", "0", *arguments)
-    assert result.returncode == 2
-    assert result.stdout == ""
-    assert said in result.stderr
-    assert result.stderr.startswith("ddtree server: ")
-    assert result.stderr.count("\n") == 1
+    assert main(["--port", "0", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+    assert err.startswith("ddtree server: ")
+    assert err.count("\n") == 1
 
 
 def test_the_bundled_pair_serves_python_and_accepts_drafts(start_server):
@@ -174,7 +172,7 @@ def test_the_bundled_pair_serves_python_and_accepts_drafts(start_server):
     with start_server(*flags, "--speculative-algorithm", "DDTREE", "--cpu-threads", "1") as server:
         prompt = "import os\n\n\ndef read_lines(path):\n"
         answer = server.generate(prompt, sampling_params={"max_new_tokens": 64})
-        assert answer["text"].startswith("    ")
+        assert answer["text"][0] in " \t", "a function's body is indented"
         assert answer["meta_info"]["spec_accept_length"] > 2
         body = {
             "text": prompt,

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 _FAILED = "The engine failed while decoding this request; see the server's log."
-_MAX_FAILED_STEPS = 3  # in a row, before the engine counts as dead
+_MAX_FAILED_STEPS = 5  # in a row, before the engine counts as dead
 _JOIN_SECONDS = 10.0
 
 
@@ -109,7 +109,7 @@ class EngineRunner:
     between rounds through a queue, so the engine itself needs no lock.
 
     A round that raises fails the requests in flight, and the engine goes on; a thread that dies, or a
-    third failing round in a row, makes it dead: `on_dead` is called and nothing is accepted any more.
+    fifth failure in a row, makes it dead: `on_dead` is called and nothing is accepted any more.
 
     Args:
         engine: used by the thread alone from `start` on.
