@@ -45,7 +45,7 @@ TEXT = st.text(
 def lines(text, key):
     """Values of `key`: systemd.syntax(7): one a line, white space around `=` and at the end is dropped."""
     found = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         assert not line.endswith("\\"), "a final backslash would join the next line"
         name, _, value = line.partition("=")
         if name == key:
