@@ -9,9 +9,10 @@ from contextlib import aclosing
 from typing import Any, Protocol
 
 from toolkit.ddtree.server.errors import ApiError
+from toolkit.ddtree.server.generation import Generation
 from toolkit.ddtree.server.protocol import StreamOptions
 from toolkit.ddtree.server.requests import Job
-from toolkit.ddtree.server.runner import EngineRunner, Generation
+from toolkit.ddtree.server.runner import EngineRunner
 from toolkit.ddtree.server.text import Decode, TextStream
 from toolkit.ddtree.types import FinishReason, TreeLimits
 

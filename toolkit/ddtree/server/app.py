@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import math
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
@@ -142,9 +143,17 @@ def _admin_router(service: Service) -> APIRouter:
         from toolkit.ddtree.self_check import self_check as run
 
         checks = await service.runner.call(run)
-        return {"ok": all(check["ok"] for check in checks), "checks": checks}
+        return {"ok": all(check["ok"] for check in checks), "checks": [_finite(check) for check in checks]}
 
     return router
+
+
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+    """The same with null for what JSON cannot say: NaN and infinities."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in values.items()
+    }
 
 
 def _parse_generate(service: Service, data: bytes) -> tuple[protocol.GenerateBody, list[requests.Job], bool]:

@@ -15,7 +15,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from toolkit.ddtree.server.runner import Generation
+from toolkit.ddtree.server.generation import Generation
 from toolkit.ddtree.types import Algorithm, EngineConfig, FinishReason, Output, RoundStats
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a `_created` series beside each counter doubles the page and SGLang has none

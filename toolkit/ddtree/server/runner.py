@@ -9,11 +9,12 @@ import queue
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from toolkit.ddtree.server.errors import ApiError
+from toolkit.ddtree.server.generation import Generation
 from toolkit.ddtree.types import FinishReason, Output, Request
 
 if TYPE_CHECKING:
@@ -23,73 +24,8 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 _FAILED = "The engine failed while decoding this request; see the server's log."
-_MAX_FAILED_STEPS = 5  # in a row, before the engine counts as dead
+_MAX_FAILED_STEPS = 5  # without a token in between, before the engine counts as dead
 _JOIN_SECONDS = 10.0
-
-
-@dataclass(eq=False)
-class Generation:
-    """One request in flight, as the event loop sees it.
-
-    Attributes:
-        rid: the client's name for it.
-        request: what the engine was given, under an id that is never used again.
-        changed: set whenever there is something new; the generations of one HTTP request share it.
-        output_ids: tokens so far.
-        finish, matched: why it ended and on what; `finish` is None while it goes on.
-        error: set instead when the engine failed.
-        cached_tokens: prompt tokens taken from the prefix cache.
-        accepted: histogram, `accepted[n]` verify steps matched n draft tokens.
-        drafted: tree nodes verified, without root and padding.
-        created, first_token, last_token: `time.monotonic()` of these moments.
-        counted: whether it shows in the metrics.
-    """
-
-    rid: str
-    request: Request
-    changed: asyncio.Event
-    counted: bool = True
-    output_ids: list[int] = field(default_factory=list)
-    finish: FinishReason | None = None
-    matched: int | str | None = None
-    error: ApiError | None = None
-    cached_tokens: int = 0
-    accepted: list[int] = field(default_factory=list)
-    drafted: int = 0
-    created: float = field(default_factory=time.monotonic)
-    first_token: float | None = None
-    last_token: float | None = None
-    fresh: bool = False
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing more will come."""
-        return self.finish is not None or self.error is not None
-
-    @property
-    def verify_steps(self) -> int:
-        """How many verify steps it took."""
-        return sum(self.accepted)
-
-    @property
-    def correct_drafts(self) -> int:
-        """How many draft tokens matched."""
-        return sum(length * steps for length, steps in enumerate(self.accepted))
-
-    def take(self, output: Output, now: float) -> None:
-        """Add what one round gave."""
-        if output.token_ids:
-            self.output_ids.extend(output.token_ids)
-            self.first_token = self.first_token or now
-            self.last_token = now
-        self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
-        self.finish = output.finish
-        self.matched = output.matched
-        if output.round is not None:
-            self.drafted += output.round.nodes
-            missing = output.round.accepted + 1 - len(self.accepted)
-            self.accepted.extend([0] * missing)
-            self.accepted[output.round.accepted] += 1
 
 
 class Observer(Protocol):
@@ -108,8 +44,8 @@ class EngineRunner:
     All methods except the thread's own belong to the event loop's thread. Commands reach the engine
     between rounds through a queue, so the engine itself needs no lock.
 
-    A round that raises fails the requests in flight, and the engine goes on; a thread that dies, or a
-    fifth failure in a row, makes it dead: `on_dead` is called and nothing is accepted any more.
+    A round that raises fails the requests in the engine, and it goes on. A thread that dies, or a fifth
+    failure without a token in between, makes it dead: `on_dead` is called and nothing is accepted any more.
 
     Args:
         engine: used by the thread alone from `start` on.
@@ -126,6 +62,7 @@ class EngineRunner:
         self._on_dead: Callable[[], None] = lambda: None
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._generations: dict[str, Generation] = {}
+        self._calls: set[asyncio.Future[Any]] = set()
         self._ids = itertools.count()
         self._live: set[str] = set()  # the thread's own: requests inside the engine
         self._stopping = False
@@ -204,6 +141,8 @@ class EngineRunner:
                 settle = partial(future.set_exception, error)
             self._loop.call_soon_threadsafe(_settle, future, settle)
 
+        self._calls.add(future)
+        future.add_done_callback(self._calls.discard)
         self._commands.put(command)
         return await future
 
@@ -275,6 +214,8 @@ class EngineRunner:
     def _died(self, reason: str) -> None:
         self.dead = reason
         self._fail(list(self._generations), ApiError(500, reason))
+        for future in list(self._calls):
+            _settle(future, partial(future.set_exception, ApiError(500, reason)))
         self._on_dead()
 
     # From here on: the engine's thread.
@@ -335,7 +276,8 @@ class EngineRunner:
         except Exception:
             self._recover()
             return
-        self._failed_steps = 0
+        if any(output.token_ids for output in outputs):
+            self._failed_steps = 0
         self._live -= {output.rid for output in outputs if output.finish is not None}
         if outputs:
             self._loop.call_soon_threadsafe(self._deliver, outputs, time.monotonic())
@@ -345,7 +287,7 @@ class EngineRunner:
         log.exception("the engine failed; ending its %d request(s)", len(self._live))
         self._failed_steps += 1
         if self._failed_steps >= _MAX_FAILED_STEPS:
-            raise RuntimeError(f"the engine failed {self._failed_steps} times in a row")
+            raise RuntimeError(f"the engine failed {self._failed_steps} times without a token in between")
         failed = sorted(self._live)
         for rid in failed:
             self._abort(rid)

@@ -12,10 +12,11 @@ from toolkit.ddtree.server.args import ServerArgs
 from toolkit.ddtree.server.chat import ChatTemplate
 from toolkit.ddtree.server.debug_log import DebugLog
 from toolkit.ddtree.server.errors import ApiError
+from toolkit.ddtree.server.generation import Generation
 from toolkit.ddtree.server.metrics import Metrics
 from toolkit.ddtree.server.protocol import ChatMessage
 from toolkit.ddtree.server.requests import Job, ModelLimits
-from toolkit.ddtree.server.runner import EngineRunner, Generation
+from toolkit.ddtree.server.runner import EngineRunner
 from toolkit.ddtree.types import Algorithm, Output
 
 if TYPE_CHECKING:
