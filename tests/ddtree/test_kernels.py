@@ -22,6 +22,7 @@ import triton.language as tl
 from toolkit.ddtree import tree
 from toolkit.ddtree.kernels import topk, tree_builder
 from toolkit.ddtree.kernels.keys import (
+    in_turn,
     key_tie,
     key_value,
     largest_keys,
@@ -46,9 +47,11 @@ def poison():
 
 
 @triton.jit
-def _largest(p_key, p_out, COUNT: tl.constexpr, LENGTH: tl.constexpr, RISING: tl.constexpr):
-    b_key = tl.load(p_key + tl.arange(0, LENGTH))
-    tl.store(p_out + tl.arange(0, COUNT), largest_keys(b_key, COUNT, RISING))
+def _largest(
+    p_key, p_out, COUNT: tl.constexpr, LENGTH: tl.constexpr, RISING: tl.constexpr, SORTED: tl.constexpr
+):
+    b_key = tl.load(p_key + in_turn(tl.arange(0, LENGTH), SORTED))
+    tl.store(p_out + tl.arange(0, COUNT), largest_keys(b_key, COUNT, RISING, SORTED))
 
 
 @triton.jit
@@ -73,9 +76,17 @@ class TestKeys:
         generator = torch.Generator().manual_seed(length)
         keys = torch.randint(-(2**62), 2**62, (length,), generator=generator).to(DEVICE)
         out = torch.empty(count, dtype=torch.int64, device=DEVICE)
-        _largest[(1,)](keys, out, COUNT=count, LENGTH=length, RISING=rising)
         expected = sorted(sorted(keys.tolist())[-count:], reverse=not rising)
+        _largest[(1,)](keys, out, COUNT=count, LENGTH=length, RISING=rising, SORTED=1)
         assert out.tolist() == expected
+
+    @pytest.mark.parametrize(("length", "count", "run"), [(16, 8, 8), (8, 8, 8), (32, 8, 2), (16, 16, 4)])
+    def test_largest_of_sorted_runs(self, length, count, run):
+        keys = torch.randperm(length, generator=torch.Generator().manual_seed(run))
+        keys = keys.view(-1, run).sort(descending=True).values.to(DEVICE)
+        out = torch.empty(count, dtype=torch.int64, device=DEVICE)
+        _largest[(1,)](keys, out, COUNT=count, LENGTH=length, RISING=False, SORTED=run)
+        assert out.tolist() == list(range(length - 1, length - 1 - count, -1))
 
     def test_merge(self):
         keys = torch.randperm(16, generator=torch.Generator().manual_seed(0)) - 8
@@ -116,6 +127,7 @@ class TestTopk:
     @pytest.mark.parametrize("k", [2, 13])
     def test_many_chunks_are_merged_in_rounds(self, k, monkeypatch):
         monkeypatch.setattr(topk, "_CHUNK", 64)
+        monkeypatch.setattr(topk, "_MERGED", 64)
         logits = torch.randint(0, 40, (1, 700), generator=torch.Generator().manual_seed(k)).float()
         assert len(set(logits[0].topk(k).values.tolist())) < k
         self.check(logits, k)

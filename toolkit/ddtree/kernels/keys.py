@@ -7,6 +7,8 @@ Parallel Hardware, SIGMOD 2018). The list is seen as a hypercube, one axis of le
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
@@ -74,16 +76,19 @@ def _merge_runs(b_cube, BITS: tl.constexpr, RUN: tl.constexpr, b_rising):
 
 
 @triton.jit
-def largest_keys(b_key, COUNT: tl.constexpr, RISING: tl.constexpr = False):
-    """The COUNT largest of a list of distinct keys, falling, or rising if RISING; powers of two."""
+def largest_keys(b_key, COUNT: tl.constexpr, RISING: tl.constexpr = False, SORTED: tl.constexpr = 1):
+    """The COUNT largest of a list of keys, falling, or rising if RISING; lengths are powers of two.
+
+    The list may come in sorted runs of SORTED keys, at most COUNT, falling and rising in turn.
+    """
     bits: tl.constexpr = _log2(b_key.numel)
     run: tl.constexpr = _log2(COUNT)
     b_cube = tl.reshape(b_key, _cube(bits))
-    for i in tl.static_range(1, run):
+    for i in tl.static_range(_log2(SORTED) + 1, run):
         b_cube = _merge_runs(b_cube, bits, i, _bit_set(bits, i))
     if bits == run:
         b_cube = _merge_runs(b_cube, bits, run, RISING)
-    else:
+    elif SORTED < COUNT:
         b_cube = _merge_runs(b_cube, bits, run, _bit_set(bits, run))
     for i in tl.static_range(bits - run):
         b_cube = tl.max(b_cube, axis=bits - 1 - i - run)
@@ -95,6 +100,12 @@ def largest_keys(b_key, COUNT: tl.constexpr, RISING: tl.constexpr = False):
 
 
 @triton.jit
+def in_turn(o_key, RUN: tl.constexpr):
+    """Indices that read runs of RUN falling keys as falling and rising in turn."""
+    return tl.where(o_key // RUN % 2 == 0, o_key, o_key // RUN * RUN + RUN - 1 - o_key % RUN)
+
+
+@triton.jit
 def merge_largest(b_falling, b_rising):
     """The larger half of a falling and a rising list of keys of one length, falling."""
     bits: tl.constexpr = _log2(b_falling.numel)
@@ -102,6 +113,7 @@ def merge_largest(b_falling, b_rising):
     return tl.reshape(_merge_runs(b_cube, bits, bits, False), [b_falling.numel])
 
 
+@lru_cache(maxsize=16)
 def largest_sort(device: torch.device) -> int:
     """How many keys one program may sort: a power of two whose keys fit the device's shared memory."""
     shared = INTERPRETED_SHARED_MEMORY
@@ -112,5 +124,5 @@ def largest_sort(device: torch.device) -> int:
 
 
 def warps_for(keys: int) -> int:
-    """Warps of a program that sorts this many keys: eight keys a thread, 1 to 16 warps."""
-    return max(1, min(16, keys // 256))
+    """Warps of a program that sorts this many keys: two to four keys a thread, 1 to 32 warps."""
+    return max(1, min(32, keys // 64))

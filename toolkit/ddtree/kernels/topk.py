@@ -13,10 +13,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from toolkit.ddtree.kernels.keys import key_tie, key_value, largest_keys, largest_sort, pack_key, warps_for
+from toolkit.ddtree.kernels.keys import (
+    in_turn,
+    key_tie,
+    key_value,
+    largest_keys,
+    largest_sort,
+    pack_key,
+    warps_for,
+)
 
-_CHUNK = 4096
+_CHUNK = 2048
 _GROUP = 8
+_MERGED = 4096
 
 
 @triton.jit
@@ -27,8 +36,8 @@ def _chunk_kernel(
 ):  # fmt: skip
     """Keys [rows, chunks, K_PAD], maximum and sum of exponentials [rows, chunks] of one chunk.
 
-    GROUPED: a chunk's k best lie in the k groups with the best members, since keys never tie; so only the
-    groups' best are sorted, and then the members of k groups.
+    GROUPED: the k best tokens lie in the k groups of tokens with the best maxima, the first of equal groups
+    counting as better; so only the maxima are sorted, and then the members of k groups.
     """
     i_row = tl.program_id(0).to(tl.int64)
     i_chunk = tl.program_id(1)
@@ -37,21 +46,21 @@ def _chunk_kernel(
     o_token = o_group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     b_logit = tl.load(p_row + o_token, mask=o_token < vocabulary, other=float("-inf")).to(tl.float32)
     b_number = tl.where(b_logit == b_logit, b_logit, float("-inf"))
-    b_max = tl.max(tl.max(b_number, axis=1), axis=0)
+    b_group = tl.max(b_number, axis=1)
+    b_max = tl.max(b_group, axis=0)
     b_shift = tl.where(tl.abs(b_max) < float("inf"), b_max, 0.0)
     b_sum = tl.sum(tl.sum(tl.exp(b_logit - b_shift), axis=1), axis=0)
     i_out = i_row * chunks + i_chunk
     tl.store(p_max + i_out, b_max)
     tl.store(p_sum + i_out, b_sum)
 
-    b_key = pack_key(b_logit, o_token)
     if GROUPED:
-        b_best = largest_keys(tl.max(b_key, axis=1), K_PAD)
-        o_member = (key_tie(b_best) // GROUP)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+        o_best = key_tie(largest_keys(pack_key(b_group, o_group), K_PAD))
+        o_member = o_best[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
         b_member = tl.load(p_row + o_member, mask=o_member < vocabulary, other=float("-inf")).to(tl.float32)
         b_top = largest_keys(tl.reshape(pack_key(b_member, o_member), [K_PAD * GROUP]), K_PAD)
     else:
-        b_top = largest_keys(tl.reshape(b_key, [GROUPS * GROUP]), K_PAD)
+        b_top = largest_keys(tl.reshape(pack_key(b_logit, o_token), [GROUPS * GROUP]), K_PAD)
     tl.store(p_keys + i_out * K_PAD + tl.arange(0, K_PAD), b_top)
 
 
@@ -69,9 +78,9 @@ def _merge_kernel(
     i_list = tl.program_id(1)
     o_key = tl.arange(0, FAN_IN * K_PAD)
     o_list = i_list * FAN_IN + o_key // K_PAD
-    p_row = p_keys + i_row * lists * K_PAD
-    b_key = tl.load(p_row + i_list * FAN_IN * K_PAD + o_key, mask=o_list < lists, other=-0x8000000000000000)
-    b_top = largest_keys(b_key, K_PAD)
+    p_first = p_keys + (i_row * lists + i_list * FAN_IN) * K_PAD
+    b_key = tl.load(p_first + in_turn(o_key, K_PAD), mask=o_list < lists, other=-0x8000000000000000)
+    b_top = largest_keys(b_key, K_PAD, SORTED=K_PAD)
     o_top = tl.arange(0, K_PAD)
     if LAST:
         o_chunk = tl.arange(0, CHUNKS_PAD)
@@ -115,7 +124,7 @@ def topk_logprobs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     flat = logits.reshape(-1, vocabulary)
     rows = flat.shape[0]
     k_pad = max(2, triton.next_power_of_2(k))
-    chunk = max(_CHUNK, 2 * k_pad)
+    chunk = max(_CHUNK, 4 * k_pad)
     chunks = triton.cdiv(vocabulary, chunk)
     keys = flat.new_empty((rows, chunks, k_pad), dtype=torch.int64)
     peaks = flat.new_empty((rows, chunks), dtype=torch.float32)
@@ -123,9 +132,15 @@ def topk_logprobs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     grouped = k_pad * _GROUP <= chunk // 2
     _chunk_kernel[(rows, chunks)](
         flat, keys, peaks, sums, flat.stride(0), vocabulary, chunks,
-        K_PAD=k_pad, GROUPS=chunk // _GROUP, GROUP=_GROUP, GROUPED=grouped, num_warps=warps_for(chunk),
+        K_PAD=k_pad, GROUPS=chunk // _GROUP, GROUP=_GROUP, GROUPED=grouped,
+        num_warps=_chunk_warps(chunk),
     )  # fmt: skip
     return _merge(keys, peaks, sums, k, logits.shape[:-1])
+
+
+def _chunk_warps(chunk: int) -> int:
+    """Sixteen logits a thread."""
+    return max(1, min(16, chunk // 512))
 
 
 def _merge(keys: Tensor, peaks: Tensor, sums: Tensor, k: int, shape: torch.Size) -> tuple[Tensor, Tensor]:
@@ -133,7 +148,7 @@ def _merge(keys: Tensor, peaks: Tensor, sums: Tensor, k: int, shape: torch.Size)
     rows, chunks, k_pad = keys.shape
     logprobs = keys.new_empty((*shape, k), dtype=torch.float32)
     tokens = keys.new_empty((*shape, k))
-    most = max(2, _CHUNK // k_pad)
+    most = max(2, _MERGED // k_pad)
     while True:
         lists = keys.shape[1]
         fan_in = min(most, triton.next_power_of_2(lists))

@@ -32,6 +32,7 @@ from toolkit.ddtree.types import Expansion
 _CHAIN = tl.constexpr(EXPANSION_CODES[Expansion.CHAIN])
 _CHAIN_SEEDED = tl.constexpr(EXPANSION_CODES[Expansion.CHAIN_SEEDED])
 _SEED_KEY = tl.constexpr(0x7FFFFFFF << 32)
+_NO_PAIR = tl.constexpr(0x7FFFFFFF)
 _LINK_BLOCK = 32
 
 
@@ -90,9 +91,8 @@ def build_trees(
     """
     requests, slots, ranks = logprobs.shape
     device = logprobs.device
-    pair_parent, pair_rank = _pairs(max_budget, ranks, device)
-    n_pad = max(2, triton.next_power_of_2(max_budget))
-    p_pad = max(n_pad, triton.next_power_of_2(pair_parent.shape[0]))
+    pairs, run = _pairs(max_budget, ranks, device)
+    n_pad, p_pad = _pad(max_budget), pairs.shape[0]
     if p_pad > largest_sort(device):
         raise ValueError(
             f"budget {max_budget} with {ranks} candidates sorts {p_pad} prefixes a depth; {device} fits "
@@ -110,10 +110,10 @@ def build_trees(
     level_nodes = torch.empty_like(level_pairs)
     _grow_kernel[(requests,)](
         logprobs, tokens, root_tokens, limits.budget, limits.topk_cap, limits.expansion,
-        pair_parent, pair_rank, level_scores, level_pairs, level_nodes,
+        pairs, level_scores, level_pairs, level_nodes,
         drafted, parents, depths, child_ranks, scores, valid, counts,
-        slots, ranks, pair_parent.shape[0], max_budget,
-        N_PAD=n_pad, P_PAD=p_pad, num_warps=warps_for(p_pad),
+        slots, ranks, max_budget,
+        N_PAD=n_pad, P_PAD=p_pad, RUN=run, num_warps=warps_for(p_pad),
     )  # fmt: skip
     trees = DraftTrees(drafted, parents, depths, child_ranks, scores, valid, counts, slots)
     return trees, _link(trees)
@@ -122,10 +122,10 @@ def build_trees(
 @triton.jit
 def _grow_kernel(
     p_logprob, p_candidate, p_root, p_budget, p_cap, p_expansion,
-    p_pair_parent, p_pair_rank, p_level_score, p_level_pair, p_level_node,
+    p_pair, p_level_score, p_level_pair, p_level_node,
     p_token, p_parent, p_depth, p_rank, p_score, p_valid, p_count,
-    slots, ranks, pairs, max_budget,
-    N_PAD: tl.constexpr, P_PAD: tl.constexpr,
+    slots, ranks, max_budget,
+    N_PAD: tl.constexpr, P_PAD: tl.constexpr, RUN: tl.constexpr,
 ):  # fmt: skip
     """One tree: score(parent, rank) = score(parent) + logprob(depth, rank), best N by depth, best N of all.
 
@@ -144,21 +144,20 @@ def _grow_kernel(
 
     o_place = tl.arange(0, N_PAD)
     o_rising = N_PAD - 1 - o_place
-    o_pair = tl.arange(0, P_PAD)
-    is_pair = o_pair < pairs
-    b_pair_parent = tl.load(p_pair_parent + o_pair, mask=is_pair, other=0)
-    b_pair_rank = tl.load(p_pair_rank + o_pair, mask=is_pair, other=0)
-    is_pair = is_pair & (b_pair_rank < cap)
+    b_pair = tl.load(p_pair + tl.arange(0, P_PAD))
+    b_place = tl.where(b_pair < _NO_PAIR, b_pair // ranks, 0)
+    b_rank = b_pair % ranks
+    is_pair = (b_pair < _NO_PAIR) & (b_rank < cap)
 
     tl.store(p_level_score + o_place, tl.where(o_place == 0, 0.0, float("-inf")))
     b_tree = pack_key(tl.full([N_PAD], float("-inf"), tl.float32), slots * N_PAD + o_place)
     for i_level in range(slots):
         tl.debug_barrier()
-        b_parent_score = tl.load(p_level_score + i_level * N_PAD + b_pair_parent)
-        b_logprob = tl.load(p_logprob + i_level * ranks + b_pair_rank)
+        b_parent_score = tl.load(p_level_score + i_level * N_PAD + b_place)
+        b_logprob = tl.load(p_logprob + i_level * ranks + b_rank)
         b_score = b_parent_score + b_logprob
         b_score = tl.where(is_pair & (b_score > float("-inf")), b_score, float("-inf"))
-        b_level = largest_keys(pack_key(b_score, o_pair), N_PAD, RISING=True)
+        b_level = largest_keys(pack_key(b_score, b_pair), N_PAD, RISING=True, SORTED=RUN)
         b_score = key_value(b_level)
         tl.store(p_level_score + (i_level + 1) * N_PAD + o_rising, b_score)
         tl.store(p_level_pair + i_level * N_PAD + o_rising, key_tie(b_level).to(tl.int32))
@@ -177,8 +176,8 @@ def _grow_kernel(
     b_pair = tl.load(p_level_pair + o_prefix)
     is_node = (o_place < budget) & (key_value(b_tree) != float("-inf"))
     tl.store(p_level_node + o_prefix, o_node, mask=is_node)
-    b_place = tl.load(p_pair_parent + b_pair, mask=is_node, other=0)
-    b_rank = tl.load(p_pair_rank + b_pair, mask=is_node, other=0)
+    b_place = b_pair // ranks
+    b_rank = b_pair % ranks
     tl.debug_barrier()
     has_parent = is_node & (i_level > 0)
     b_parent = tl.load(p_level_node + (i_level - 1) * N_PAD + b_place, mask=has_parent, other=0)
@@ -207,7 +206,7 @@ def _grow_kernel(
 def _link_kernel(
     p_parent, p_count, p_ancestors, p_first_child, p_next_sibling,
     count, max_depth, words,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, WORDS_PAD: tl.constexpr,
 ):  # fmt: skip
     """Links of BLOCK nodes of one tree."""
     i_request = tl.program_id(0).to(tl.int64)
@@ -217,14 +216,15 @@ def _link_kernel(
     in_tree = o_node < count
     b_parent = tl.load(p_parent + o_node, mask=in_tree, other=0).to(tl.int32)
 
-    for i_word in range(words):
-        b_ancestor = o_node.to(tl.int64)
-        b_bits = tl.zeros([BLOCK], tl.int64)
-        for _ in range(max_depth + 1):
-            b_bit = tl.full([BLOCK], 1, tl.int64) << (b_ancestor % 64)
-            b_bits = tl.where(b_ancestor // 64 == i_word, b_bits | b_bit, b_bits)
-            b_ancestor = tl.load(p_parent + b_ancestor, mask=in_tree, other=0)
-        tl.store(p_ancestors + (i_request * count + o_node) * words + i_word, b_bits, mask=in_tree)
+    o_word = tl.arange(0, WORDS_PAD)[None, :]
+    b_ancestor = o_node.to(tl.int64)
+    b_bits = tl.zeros([BLOCK, WORDS_PAD], tl.int64)
+    for _ in range(max_depth + 1):
+        b_bit = tl.full([BLOCK], 1, tl.int64) << (b_ancestor % 64)
+        b_bits |= tl.where((b_ancestor // 64)[:, None] == o_word, b_bit[:, None], 0)
+        b_ancestor = tl.load(p_parent + b_ancestor, mask=in_tree, other=0)
+    o_bits = (i_request * count + o_node)[:, None] * words + o_word
+    tl.store(p_ancestors + o_bits, b_bits, mask=in_tree[:, None] & (o_word < words))
 
     b_child = tl.zeros([BLOCK], tl.int32) + count
     b_sibling = tl.zeros([BLOCK], tl.int32) + count
@@ -252,17 +252,37 @@ def _link(trees: DraftTrees) -> TreeLinks:
     )
     _link_kernel[(requests, triton.cdiv(count, _LINK_BLOCK))](
         trees.parents, trees.counts, links.ancestors, links.first_child, links.next_sibling,
-        count, trees.max_depth, words, BLOCK=_LINK_BLOCK, num_warps=4,
+        count, trees.max_depth, words,
+        BLOCK=_LINK_BLOCK, WORDS_PAD=triton.next_power_of_2(words), num_warps=4,
     )  # fmt: skip
     return links
 
 
+def _pad(budget: int) -> int:
+    padded: int = triton.next_power_of_2(max(2, budget))
+    return padded
+
+
 @lru_cache(maxsize=64)
-def _pairs(budget: int, ranks: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Parent's place i and child's rank j of the pairs with (i + 1)(j + 1) <= budget, in tie order, int32."""
-    pairs = [(i, j) for i in range(budget) for j in range(min(ranks, budget // (i + 1)))] or [(0, 0)]
-    parents, children = torch.tensor(pairs, dtype=torch.int32, device=device).unbind(1)
-    return parents.contiguous(), children.contiguous()
+def _pairs(budget: int, ranks: int, device: torch.device) -> tuple[Tensor, int]:
+    """The pairs of parent's place i and child's rank j that a level sorts, as i * ranks + j, int32 [P_PAD].
+
+    The children of one rank are in order already. Cut into runs, falling and rising in turn, they leave only
+    the last stages of the sort to do. Gives the runs' length, too: the largest that needs no longer list.
+    """
+    lengths = [budget // (rank + 1) for rank in range(min(ranks, budget))]
+    size = max(_pad(budget), triton.next_power_of_2(sum(lengths)))
+    run = _pad(budget)
+    while run > 1 and run * sum(triton.cdiv(length, run) for length in lengths) > size:
+        run //= 2
+    table: list[int] = []
+    for rank, length in enumerate(lengths):
+        for start in range(0, length, run):
+            pairs = [place * ranks + rank for place in range(start, min(start + run, length))]
+            pairs += [_NO_PAIR.value] * (run - len(pairs))
+            table += pairs if len(table) // run % 2 == 0 else pairs[::-1]
+    table += [_NO_PAIR.value] * (size - len(table))
+    return torch.tensor(table, dtype=torch.int32, device=device), run
 
 
 def _first(flags: Tensor) -> Tensor:
