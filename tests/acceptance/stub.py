@@ -70,6 +70,7 @@ class Faults:
     batch_accepts: int | None = None
     echo_probes: bool = False  # one-token requests repeat what the server generated before
     empty: bool = False
+    short_lists: bool = False
     failing_self_check: bool = False
     api_key: str | None = None
 
@@ -171,7 +172,10 @@ class _Handler(BaseHTTPRequestHandler):
             item = {"name": "ancestor_mask", "ok": not faults.failing_self_check, "detail": "mask is causal"}
             self._json(200, {"ok": item["ok"], "checks": [item]})
         elif self.path == "/generate" and faults.dialect == "sglang":
-            self._answer(_native(body), native=True)
+            if isinstance(body.get("input_ids", [0])[0], list):
+                self._answer_together(body)
+            else:
+                self._answer(_native(body), native=True)
         elif self.path == "/v1/completions":
             self._answer(_openai(body, faults), native=False)
         else:
@@ -212,6 +216,25 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             with state.lock:
                 state.running -= 1
+
+    def _answer_together(self, body: dict[str, Any]) -> None:
+        """A list of prompts, each with its own sampling parameters and salt."""
+        faults, state = self.state.faults, self.state
+        keys = ("input_ids", "sampling_params", "extra_key")
+        lists = [body.get(key) or [None] * len(body["input_ids"]) for key in keys]
+        asks = [_native(dict(zip(keys, one, strict=True))) for one in zip(*lists, strict=True)]
+        state.requests.extend(asks)
+        if faults.silent_after is not None and state.answered >= faults.silent_after:
+            self._json(503, {"error": "gone"})
+            return
+        if faults.no_bias and any(ask["bias"] for ask in asks):
+            self._json(400, {"error": "logit_bias is not supported"})
+            return
+        answers = []
+        for ask in asks:
+            tokens = _generate(ask, faults, state, many=False)
+            answers.append(_whole(tokens, ask, self._record(ask, tokens, many=False), faults, native=True))
+        self._json(200, answers[: -1 if faults.short_lists else None])
 
     def _wait_for_company(self, ask: Ask) -> bool:
         """Whether this request runs beside others (waits a moment for them to arrive)."""

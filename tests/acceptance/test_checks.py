@@ -8,6 +8,7 @@ import pytest
 
 from toolkit.acceptance.checks import CHECKS
 from toolkit.acceptance.checks.equality import same_tokens
+from toolkit.acceptance.endpoint import EndpointError
 from toolkit.acceptance.probing import Output
 
 RUN = {check.name: check.run for check in CHECKS}
@@ -104,6 +105,11 @@ def test_probes_carry_a_fresh_salt_and_generations_none(open_session):
     assert None not in {ask["salt"] for ask in probes}
     assert len({ask["salt"] for ask in probes}) == 2  # the canary has its own
     assert all(ask["temperature"] == 0 for ask in session.stub.requests)
+
+
+def test_an_incomplete_list_of_answers_is_an_error(open_session):
+    with pytest.raises(EndpointError, match="otherwise"):
+        RUN["lossless"](open_session(short_lists=True))
 
 
 def test_salts_differ_between_runs(open_session):
@@ -219,7 +225,7 @@ def test_tokens_per_second_has_a_threshold(open_session, minimum, status):
 
 def base_report(session, path, **load):
     """A base release's report that accepted 4 tokens a step, on the session's prompts and load."""
-    load = {"concurrency": 16, "tokens": 32, "compared_tokens": 9} | load
+    load = {"concurrency": 16, "tokens": 16, "compared_tokens": 9} | load
     length = {"tree": {"value": 4.0}}
     report = {"prompts": {"sha256": session.prompts_hash}, "load": load, "acceptance_length": length}
     path.write_text(json.dumps(report | {"tokens_per_second": 1e9}))

@@ -10,7 +10,7 @@ import json
 import ssl
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -359,6 +359,28 @@ class Endpoint:
         answer = self._json("POST", path, body=body)
         seconds = time.monotonic() - start
         return replace(self._read(answer, native=native), seconds=seconds)
+
+    def generate_together(self, asks: Sequence[Ask]) -> list[Generation]:
+        """Answer several requests for token ids in one HTTP request (`/generate` with lists).
+
+        Raises:
+            EndpointError: as `generate`; the whole list fails with one of its requests.
+            TimeUpError: the deadline is reached.
+        """
+        bodies = [_native_body(ask) for ask in asks]
+        body: dict[str, Any] = {
+            name: [one[name] for one in bodies] for name in ("input_ids", "sampling_params")
+        }
+        if asks[0].salt is not None:
+            body["extra_key"] = [ask.salt for ask in asks]
+        start = time.monotonic()
+        answers = self._json("POST", "/generate", body=body)
+        seconds = time.monotonic() - start
+        if not isinstance(answers, list) or len(answers) != len(asks):
+            raise EndpointError(
+                f"{self.url}: POST /generate answered {len(asks)} prompts otherwise", status=200
+            )
+        return [replace(self._read(answer, native=True), seconds=seconds) for answer in answers]
 
     def _stream(self, path: str, body: dict[str, Any], *, native: bool) -> Generation:
         body["stream"] = True

@@ -18,7 +18,7 @@ def streaming(session: Session) -> CheckResult:
     whole = replace(session.alone, asks=session.alone.asks[:_EACH], answers=session.alone.answers[:_EACH])
     results = []
     for way in _ways(session):
-        pieces = session.run(whole.asks, concurrency=1, way=way)
+        pieces = session.run(whole.asks, concurrency=_EACH, way=way)
         result = same_tokens("streaming", session, whole, pieces, _EXPECTED)
         fault = _text_fault(session, whole.asks, whole.answers, pieces.answers, way)
         if fault is not None:
