@@ -11,7 +11,8 @@ of each slot) and builds one request at a time, so the time of R requests is tha
 
 Times are medians: "replay" is the kernels in a CUDA graph by events, over input sets that together exceed the
 L2 cache, and "topk" and "tree" its two halves alone; "torch_topk" is torch.topk and logsumexp in a graph of
-the same kind; "eager" and "reference" are host time from call to completion.
+the same kind; "eager" and "reference" are host time from call to completion, which on a virtual
+machine varied twofold between runs.
 """
 
 from __future__ import annotations
