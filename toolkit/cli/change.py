@@ -39,8 +39,9 @@ def swap(
 ) -> None:
     """Change keys of the deployed profile with one restart; undone by itself when it is worse."""
     from toolkit.cli.progress import Lines
-    from toolkit.deploy.flow import Judging, describe, swap_changes
+    from toolkit.deploy.flow import describe, swap_changes
     from toolkit.deploy.flow import swap as run_swap
+    from toolkit.deploy.judging import Judging
     from toolkit.deploy.locate import current_release, find_service
 
     service = find_service(name)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from toolkit.cli.options import Json, ServiceName, Verbose
+from toolkit.cli.options import Json, LockWait, ServiceName, Verbose, Yes
 from toolkit.cli.output import emit, say
 from toolkit.errors import ConfigError
 
@@ -41,6 +41,8 @@ def run_test(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Keep the report as JSON.")
     ] = None,
+    yes: Yes = False,
+    lock_wait: LockWait = 0.0,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
@@ -48,6 +50,9 @@ def run_test(
     from toolkit.acceptance.runner import run_acceptance
     from toolkit.acceptance.table import print_report
 
+    if level == "full" and url is None:
+        _full(name, lock_wait=lock_wait, yes=yes, verbose=verbose, as_json=as_json)
+        return
     settings = _settings(name, url, level, api_key_env)
     say(f"testing {settings.url} ({settings.level})")
 
@@ -70,6 +75,26 @@ def run_test(
         emit(report.to_json())
     if not report.accepted:
         raise typer.Exit(1)
+
+
+def _full(name: str | None, *, lock_wait: float, yes: bool, verbose: bool, as_json: bool) -> None:
+    from toolkit.acceptance import load_report
+    from toolkit.cli.progress import Lines, finish, show_report
+    from toolkit.deploy.flow import full_test
+    from toolkit.deploy.locate import find_service
+
+    service = find_service(name)
+    if as_json and not yes:
+        raise ConfigError(
+            "--level full restarts the service; --json does so only with --yes", hint="add --yes"
+        )
+    say(f"testing {service.name} (full): it is restarted three times, as DFLASH, as a chain, and as it is")
+    outcome = full_test(service, Lines(verbose=verbose).watcher(), lock_wait=lock_wait)
+    show_report(outcome)
+    if as_json:
+        report = None if outcome.report is None else load_report(Path(outcome.report)).to_json()
+        emit({"ok": outcome.exit_code == 0, "outcome": outcome.to_json(), "report": report})
+    finish(outcome)
 
 
 def _settings(name: str | None, url: str | None, level: Level | None, api_key_env: str | None) -> Settings:

@@ -40,7 +40,8 @@ def deploy_profile(
 ) -> None:
     """Deploy a profile on this machine: provision, build, restart once, judge, keep or undo."""
     from toolkit.cli.progress import Lines
-    from toolkit.deploy.flow import Judging, deploy
+    from toolkit.deploy.flow import deploy
+    from toolkit.deploy.judging import Judging
 
     prepared = _prepare(name, overlays, sets)
     _show_plan(prepared)

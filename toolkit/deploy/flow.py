@@ -5,22 +5,20 @@ Each ends in a transaction that runs detached on the host; what is here only pre
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from toolkit.acceptance.settings import settings_for
 from toolkit.build.builder import build
 from toolkit.build.environment import embedded_environment
+from toolkit.deploy.judging import Judging, acceptance_of, comparison_of, release_unit
 from toolkit.deploy.locate import Deployed, current_release, remember
 from toolkit.deploy.prepare import Prepared
 from toolkit.errors import ConfigError, ToolkitError
 from toolkit.plan.steps import shown
 from toolkit.profile.changes import Change
 from toolkit.profile.loading import change_profile, differences, profile_from_data
-from toolkit.profile.schema import Profile, SecretRef
+from toolkit.profile.schema import Profile
 from toolkit.provision.playbook import run_local
 from toolkit.provision.requirements import missing, requirements
 from toolkit.release.control import run_request
@@ -28,9 +26,8 @@ from toolkit.release.controller import Session, hold
 from toolkit.release.host import ServiceHost
 from toolkit.release.journal import Event
 from toolkit.release.lock import whoami
-from toolkit.release.request import Acceptance, Kind, Outcome, Request
+from toolkit.release.request import Kind, Outcome, Request
 from toolkit.release.store import Release, content_digest
-from toolkit.service.command import unit_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +43,6 @@ class Watcher:
     step: Callable[[str, str], None]
     line: Callable[[str], None]
     event: Callable[[Event], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Judging:
-    """How a change is judged.
-
-    Attributes:
-        new_baseline: do not compare with the base release's report; the thresholds of the profile still hold.
-        experiment_seconds: gate on correctness only and return to the base after this time.
-    """
-
-    new_baseline: bool = False
-    experiment_seconds: float | None = None
 
 
 def deploy(prepared: Prepared, watcher: Watcher, *, lock_wait: float, judging: Judging) -> Outcome | None:
@@ -164,7 +148,7 @@ def rollback(service: Deployed, release_id: str | None, watcher: Watcher, *, loc
             release=target.id,
             base=current.id,
             changes=changes,
-            acceptance=_acceptance(profile, target, None, Judging()),
+            acceptance=acceptance_of(profile, target.unit, None, Judging()),
             keep_releases=profile.service.keep_releases,
         )
         return run_request(session, request, watcher.event)
@@ -187,6 +171,35 @@ def rollback_target(host: ServiceHost, current: Release, release_id: str | None)
             f"{host.name}: there is no accepted release before {current.id}", hint="ddtoolkit history"
         )
     return earlier[-1]
+
+
+def full_test(service: Deployed, watcher: Watcher, *, lock_wait: float) -> Outcome:
+    """Judge the current release at level `full`: it is restarted as linear DFLASH and as a chain, and back.
+
+    Raises:
+        ConfigError: nothing is deployed, or it does not decode with DDTREE.
+        LockedError: a change is under way.
+    """
+    command = "test --level full"
+    with hold(service.layout, service.name, command, wait=lock_wait, on_event=watcher.event) as session:
+        current = current_release(service)
+        profile = profile_from_data(current.profile)
+        if profile.speculative.algorithm != "DDTREE":
+            algorithm = profile.speculative.algorithm
+            raise ConfigError(
+                f"level full holds DDTREE against DFLASH, but {service.name} runs {algorithm}",
+                hint="ddtoolkit test --level quick",
+            )
+        judging = Judging(new_baseline=True)
+        request = Request(
+            kind="test",
+            who=whoami(),
+            command=command,
+            release=current.id,
+            acceptance=acceptance_of(profile, current.unit, None, judging),
+            comparison=comparison_of(profile, current.path, current.manifest, service.layout),
+        )
+        return run_request(session, request, watcher.event)
 
 
 def provision(profile: Profile, service: Deployed, watcher: Watcher) -> None:
@@ -223,14 +236,7 @@ def _release(
     watcher.step("build", "environment, checkpoint hashes, kernel tuning")
     manifest = build(change.profile, embedded_environment(), host.layout, on_progress=watcher.line)
     release_id = host.store.new_id(content_digest(change.data, manifest))
-    environment = manifest["environment"]
-    unit = unit_for(
-        _tuned(change.profile, manifest),
-        release_dir=host.store.path(release_id),
-        layout=host.layout,
-        python=Path(environment["python"]),
-        environment={"PYTHONPATH": environment["path"]},
-    )
+    unit = release_unit(change.profile, manifest, host.store.path(release_id), host.layout)
     watcher.step("release", f"staging {release_id}")
     release = host.store.stage(
         release_id,
@@ -241,6 +247,9 @@ def _release(
         changes=change.changes,
         swapped=change.swapped,
     )
+    comparison = None
+    if change.profile.acceptance.level == "full" and judging.experiment_seconds is None:
+        comparison = comparison_of(change.profile, release.path, manifest, host.layout)
     request = Request(
         kind=change.kind,
         who=whoami(),
@@ -248,42 +257,12 @@ def _release(
         release=release.id,
         base=None if base is None else base.id,
         changes=tuple(change.changes),
-        acceptance=_acceptance(change.profile, release, base, judging),
+        acceptance=acceptance_of(change.profile, unit, base, judging),
+        comparison=comparison,
         experiment_seconds=judging.experiment_seconds,
         keep_releases=change.profile.service.keep_releases,
     )
     return run_request(session, request, watcher.event)
-
-
-def _tuned(profile: Profile, manifest: dict[str, Any]) -> Profile:
-    """The profile with what the build measured wherever the profile leaves it open."""
-    threads = manifest["engine"].get("tuned", {}).get("threads")
-    if profile.engine.threads is not None or threads is None:
-        return profile
-    return profile.model_copy(update={"engine": profile.engine.model_copy(update={"threads": threads})})
-
-
-def _acceptance(profile: Profile, release: Release, base: Release | None, judging: Judging) -> Acceptance:
-    report = None
-    if base is not None and base.acceptance is not None and not judging.new_baseline:
-        report = base.path / "acceptance.json"
-    settings = settings_for(
-        profile,
-        release.unit.url,
-        base_report=report,
-        mode="acceptance" if judging.experiment_seconds is None else "experiment",
-    )
-    # The keys are handed over in the environment of the acceptance process, never in its settings.
-    keys = {
-        name: SecretRef(env=f"DDTOOLKIT_{name.upper()}")
-        for name in ("api_key", "admin_api_key")
-        if getattr(profile.service, name) is not None
-    }
-    return Acceptance(
-        command=(sys.executable, "-m", "toolkit.acceptance.run"),
-        settings=settings.model_copy(update=keys).model_dump(mode="json"),
-        time_limit=profile.acceptance.time_limit + 30,
-    )
 
 
 def _refuse_if_moved(host: ServiceHost, planned: Release | None) -> None:

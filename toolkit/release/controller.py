@@ -15,6 +15,7 @@ from toolkit.layout import Layout
 from toolkit.release.experiment import read_experiment
 from toolkit.release.host import HOST_FILE, ServiceHost, read_host
 from toolkit.release.journal import Event, create_journal, read_journal
+from toolkit.release.launches import write_launches
 from toolkit.release.lock import LockInfo
 from toolkit.release.request import RELEASING, REQUEST_FILE, Outcome, Request, read_request
 from toolkit.release.run import concluded
@@ -185,6 +186,8 @@ def _write_transaction(host: ServiceHost, request: Request, folder: Path) -> Non
     ):
         if acceptance is not None:
             write_new(folder / name, json_bytes(acceptance.settings))
+    if request.comparison is not None:
+        write_launches(folder, request.comparison)
     create_journal(folder)
 
 

@@ -22,6 +22,9 @@ from toolkit.service.unit import Unit
 _PROBE_LIMIT = 5.0
 
 
+TEST_REPORT_FILE = "test-report.json"
+
+
 def require_free(unit: Unit) -> None:
     """Make sure that the unit's port can be bound.
 
@@ -118,6 +121,12 @@ def _settle_report(host: ServiceHost, request: Request, status: Status) -> str |
     if request.release is None or request.acceptance is None:
         return None
     folder = host.store.path(request.release)
+    if request.kind == "test":
+        # The report that the release was accepted with stays what later releases are held against.
+        path = host.paths.state / TEST_REPORT_FILE
+        with contextlib.suppress(OSError):
+            (folder / PENDING_FILE).replace(path)
+        return str(path) if path.is_file() else None
     if status == "committed":
         path = folder / ACCEPTANCE_FILE
     else:

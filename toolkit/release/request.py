@@ -15,7 +15,7 @@ from toolkit.service.files import read_json
 
 REQUEST_FILE = "request.json"
 
-Kind = Literal["deploy", "swap", "rollback", "experiment", "return", "start", "stop", "restart"]
+Kind = Literal["deploy", "swap", "rollback", "experiment", "return", "start", "stop", "restart", "test"]
 Status = Literal[
     "committed", "rolled_back", "rollback_failed", "first_failed", "not_started", "failed", "interrupted"
 ]
@@ -47,6 +47,35 @@ class Acceptance:
 
 
 @dataclass(frozen=True, slots=True)
+class Launch:
+    """The same release started by another command, to be measured (acceptance level `full`).
+
+    Attributes:
+        name: `dflash` or `chain`; names its steps in the journal.
+        unit: JSON form of its unit.
+        measure: program that measures it; also given `--report FILE`, the release's report.
+    """
+
+    name: str
+    unit: Mapping[str, Any]
+    measure: Acceptance
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Further launches, and the program that holds them against the release's report.
+
+    Attributes:
+        launches: measured in this order.
+        judge: also given `--report FILE` and `--launch NAME=FILE` for each launch; what it writes replaces
+            the report.
+    """
+
+    launches: tuple[Launch, ...]
+    judge: Acceptance
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One change of a service.
 
@@ -59,6 +88,7 @@ class Request:
         changes: changed keys of the profile.
         acceptance: judges `release`; None: real tokens suffice.
         base_acceptance: run and reported after a return to `base`, never judged.
+        comparison: launches that are measured once `acceptance` has passed.
         experiment_seconds: time until an experiment returns to `base` by itself.
         keep_releases: releases that pruning leaves.
         recorded: whether it makes an entry in the history.
@@ -73,6 +103,7 @@ class Request:
     changes: tuple[Change, ...] = ()
     acceptance: Acceptance | None = None
     base_acceptance: Acceptance | None = None
+    comparison: Comparison | None = None
     experiment_seconds: float | None = None
     keep_releases: int = 5
     recorded: bool = True
@@ -93,8 +124,9 @@ class Request:
             given = dict(value)
             given["changes"] = tuple(Change(**change) for change in given["changes"])
             for key in ("acceptance", "base_acceptance"):
-                if given[key] is not None:
-                    given[key] = Acceptance(**{**given[key], "command": tuple(given[key]["command"])})
+                given[key] = None if given[key] is None else _program(given[key])
+            if given["comparison"] is not None:
+                given["comparison"] = _comparison(given["comparison"])
             request = Request(**given)
         except (TypeError, ValueError, KeyError) as error:
             raise ToolkitError(f"{source}: damaged request: {error}") from error
@@ -164,6 +196,17 @@ class Outcome:
         """The outcome of `to_json`'s object."""
         given = {key: item for key, item in value.items() if key != "exit_code"}
         return Outcome(**{**given, "log": tuple(given.get("log", ()))})
+
+
+def _program(value: Mapping[str, Any]) -> Acceptance:
+    return Acceptance(**{**value, "command": tuple(value["command"])})
+
+
+def _comparison(value: Mapping[str, Any]) -> Comparison:
+    launches = tuple(
+        Launch(item["name"], item["unit"], _program(item["measure"])) for item in value["launches"]
+    )
+    return Comparison(launches, _program(value["judge"]))
 
 
 def read_request(folder: Path) -> Request:

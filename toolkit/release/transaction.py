@@ -16,6 +16,7 @@ from toolkit.release import ending
 from toolkit.release.experiment import forget_experiment
 from toolkit.release.host import ServiceHost
 from toolkit.release.judge import judge
+from toolkit.release.launches import compare_launches
 from toolkit.release.request import RELEASING, Acceptance, Outcome, Request, Status
 from toolkit.release.steps import StepFailedError, Steps
 from toolkit.release.store import PENDING_FILE, Release
@@ -98,6 +99,26 @@ class Transaction:
         if self._request.acceptance is not None:
             with step("acceptance", "judging the release"):
                 self._judge(release, self._request.acceptance)
+        self._compare(release)
+
+    def _compare(self, release: Release) -> None:
+        if self._request.comparison is not None:
+            compare_launches(
+                self._request.comparison,
+                release,
+                folder=self._folder,
+                report=release.path / PENDING_FILE,
+                steps=self._steps,
+                relaunch=self._relaunch,
+            )
+
+    def _relaunch(self, name: str, folder: Path, unit: Unit) -> None:
+        with self._steps.step(f"stop_for_{name}", "stopping"):
+            self._stop({})
+        with self._steps.step(f"start_{name}", f"starting it as {name}"):
+            self._host.manager(unit).start(folder)
+        with self._steps.step(f"ready_{name}", "waiting for a real token"):
+            self._wait_ready(unit, patient=False)
 
     def _judge(self, release: Release, acceptance: Acceptance) -> None:
         verdict = judge(
@@ -183,6 +204,8 @@ class Transaction:
     def _run_simple(self) -> Outcome:
         """Start, stop or restart the current release; there is nothing to return to."""
         kind = self._request.kind
+        if kind == "test":
+            return self._run_test()
         try:
             if kind != "start":
                 with self._steps.step("stop_old", "stopping") as data:
@@ -194,6 +217,28 @@ class Transaction:
         except StepFailedError as failure:
             return self._end("failed", failure.reason, hint=failure.hint)
         return self._end("committed", _STOPPED_WORDS[kind])
+
+    def _run_test(self) -> Outcome:
+        """Judge the release that serves, with its further launches; afterwards it serves again."""
+        release = self._target()
+        reason = hint = None
+        try:
+            if self._steps.before:
+                raise StepFailedError("the test was interrupted")
+            if self._request.acceptance is not None:
+                with self._steps.step("acceptance", "judging the release"):
+                    self._judge(release, self._request.acceptance)
+            self._compare(release)
+        except StepFailedError as failure:
+            reason, hint = failure.reason, failure.hint
+        try:
+            if reason is not None and self._request.comparison is not None:
+                self._relaunch("release", release.path, release.unit)
+        except StepFailedError as failure:
+            return self._end("rollback_failed", f"{reason}; then: {failure.reason}", hint=failure.hint)
+        if reason is not None:
+            return self._end("failed", reason, hint=hint)
+        return self._end("committed", f"{release.id} passed and serves")
 
     def _ensure_serving(self, release: Release) -> None:
         status = self._status(release.unit)

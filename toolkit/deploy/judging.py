@@ -1,0 +1,99 @@
+"""How a release is started and judged: its unit, its acceptance program, and its further launches."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolkit.acceptance.settings import Settings, settings_for
+from toolkit.layout import Layout
+from toolkit.profile.schema import Profile, SecretRef
+from toolkit.release.request import Acceptance, Comparison, Launch
+from toolkit.release.store import ACCEPTANCE_FILE, Release
+from toolkit.service.command import unit_for
+from toolkit.service.unit import Unit
+
+# What starting Python and writing the report may take beyond the acceptance's own limit, in seconds.
+_MARGIN = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Judging:
+    """How a change is judged.
+
+    Attributes:
+        new_baseline: do not compare with the base release's report; the thresholds of the profile still hold.
+        experiment_seconds: gate on correctness only and return to the base after this time.
+    """
+
+    new_baseline: bool = False
+    experiment_seconds: float | None = None
+
+
+def release_unit(profile: Profile, manifest: Mapping[str, Any], folder: Path, layout: Layout) -> Unit:
+    """The unit of a release, with what the build measured wherever the profile leaves it open."""
+    environment = manifest["environment"]
+    threads = manifest["engine"].get("tuned", {}).get("threads")
+    if profile.engine.threads is None and threads is not None:
+        engine = profile.engine.model_copy(update={"threads": threads})
+        profile = profile.model_copy(update={"engine": engine})
+    return unit_for(
+        profile,
+        release_dir=folder,
+        layout=layout,
+        python=Path(environment["python"]),
+        environment={"PYTHONPATH": environment["path"]},
+    )
+
+
+def acceptance_of(profile: Profile, unit: Unit, base: Release | None, judging: Judging) -> Acceptance:
+    """The program that judges a release of `profile`."""
+    report = None
+    if base is not None and base.acceptance is not None and not judging.new_baseline:
+        report = base.path / ACCEPTANCE_FILE
+    settings = settings_for(
+        profile,
+        unit.url,
+        base_report=report,
+        mode="acceptance" if judging.experiment_seconds is None else "experiment",
+    )
+    return Acceptance(
+        command=(sys.executable, "-m", "toolkit.acceptance.run"),
+        settings=_with_keys(settings, profile),
+        time_limit=profile.acceptance.time_limit + _MARGIN,
+    )
+
+
+def comparison_of(
+    profile: Profile, folder: Path, manifest: Mapping[str, Any], layout: Layout
+) -> Comparison | None:
+    """The release as linear DFLASH and as the chain, for level `full`; None unless it decodes with DDTREE."""
+    tree = profile.speculative
+    if tree.algorithm != "DDTREE":
+        return None
+    changes: dict[str, dict[str, Any]] = {
+        "dflash": {"algorithm": "DFLASH"},
+        "chain": {"budget": tree.block_size - 1, "topk_cap": 1, "expansion": "chain"},
+    }
+    program = (sys.executable, "-m", "toolkit.acceptance.launch")
+    limit = profile.acceptance.time_limit + _MARGIN
+    launches = []
+    for name, change in changes.items():
+        variant = profile.model_copy(update={"speculative": tree.model_copy(update=change)})
+        unit = release_unit(variant, manifest, folder, layout)
+        settings = _with_keys(settings_for(variant, unit.url), profile)
+        launches.append(Launch(name, unit.to_json(), Acceptance((*program, "measure"), settings, limit)))
+    return Comparison(tuple(launches), Acceptance((*program, "compare"), {}, limit))
+
+
+def _with_keys(settings: Settings, profile: Profile) -> dict[str, Any]:
+    # The keys are handed over in the environment of the program, never in its settings.
+    keys = {
+        name: SecretRef(env=f"DDTOOLKIT_{name.upper()}")
+        for name in ("api_key", "admin_api_key")
+        if getattr(profile.service, name) is not None
+    }
+    return settings.model_copy(update=keys).model_dump(mode="json")
