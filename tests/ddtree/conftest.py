@@ -1,7 +1,7 @@
 """Small checkpoints for the engine's tests, written in the layouts that real ones have."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -9,8 +9,19 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from toolkit.ddtree.engine import Engine
 from toolkit.ddtree.models.config import read_drafter_config, read_target_config
 from toolkit.ddtree.models.loading import drafter_shapes, target_shapes
+from toolkit.ddtree.types import (
+    Algorithm,
+    EngineConfig,
+    FinishReason,
+    Output,
+    Request,
+    RoundStats,
+    SamplingParams,
+    TreeLimits,
+)
 
 torch.set_num_threads(1)
 
@@ -127,3 +138,56 @@ def tiny_pair(tmp_path_factory) -> Pair:
 def lucky_pair(tmp_path_factory) -> Pair:
     """A random pair of so few tokens that wide trees often hold the target's path; untied head."""
     return write_pair(tmp_path_factory.mktemp("lucky"), vocab=16, tokenizer=False, tied=False, seed=1)
+
+
+BUNDLED = Pair(
+    Path(__file__).parents[2] / "toolkit/ddtree/bundled/target",
+    Path(__file__).parents[2] / "toolkit/ddtree/bundled/drafter",
+)
+
+
+@dataclass
+class Result:
+    """What an engine gave one request in all."""
+
+    tokens: list[int] = field(default_factory=list)
+    finish: FinishReason | None = None
+    matched: int | str | None = None
+    cached: int = 0
+    rounds: list[RoundStats] = field(default_factory=list)
+
+    @property
+    def told(self):
+        """Everything that must not depend on how it was decoded."""
+        return self.tokens, self.finish, self.matched
+
+
+def build_engine(pair: Pair, algorithm: Algorithm = Algorithm.DDTREE, **changes) -> Engine:
+    changes.setdefault("prefix_cache_tokens", 0)
+    return Engine(EngineConfig(pair.target, pair.drafter, algorithm=algorithm, **changes))
+
+
+def request(rid: str, prompt, limits: TreeLimits | None = None, extra_key: str = "", **sampling) -> Request:
+    """A greedy request that ignores the end token, unless told otherwise."""
+    params = {"max_new_tokens": 24, "temperature": 0.0, "ignore_eos": True, **sampling}
+    return Request(rid, tuple(prompt), SamplingParams(**params), limits, extra_key)
+
+
+def collect(results: dict[str, Result], outputs: list[Output]) -> None:
+    for output in outputs:
+        result = results.setdefault(output.rid, Result())
+        assert result.finish is None, f"{output.rid} went on after its end"
+        result.tokens += output.token_ids
+        result.finish, result.matched, result.cached = output.finish, output.matched, output.cached_tokens
+        if output.round is not None:
+            result.rounds.append(output.round)
+
+
+def generate(engine: Engine, *requests: Request) -> dict[str, Result]:
+    """Add all requests at once and run the engine until it has nothing to do."""
+    results: dict[str, Result] = {}
+    for one in requests:
+        engine.add(one)
+    while engine.has_work:
+        collect(results, engine.step())
+    return results

@@ -8,9 +8,10 @@ row at a time, K/V of requests in flight by a prefill of their tokens.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from toolkit.ddtree.engine import Engine
 from toolkit.ddtree.model_runner import ModelRunner
 from toolkit.ddtree.models.config import DrafterConfig, read_drafter_config, read_target_config
 from toolkit.ddtree.models.dflash import DFlashDrafter
-from toolkit.ddtree.models.layers import scaled
+from toolkit.ddtree.models.layers import Rows, scaled
 from toolkit.ddtree.models.loading import load_drafter_weights, load_target_weights
 from toolkit.ddtree.models.reference import Weights, drafter_forward, target_forward
 from toolkit.ddtree.tree import BatchLimits, DraftTrees, build_trees, topk_logprobs
@@ -33,6 +34,7 @@ _LONGEST_PROMPT = 48
 _SIBLINGS = 8  # nodes of the checked tree besides its chain
 _LIVE_REQUESTS = 4
 _LIVE_ROWS = 1024
+_VARIED = 8  # distinct tokens that a continuation needs, to tell drafters apart
 _ANCHORS = range(0, 40, 4)
 
 
@@ -123,6 +125,37 @@ class _Scene:
         )
 
 
+class _Verified(NamedTuple):
+    """A tree, and what `Engine._verify` gave for it."""
+
+    trees: DraftTrees
+    seen: Tensor
+    rows: Rows
+    hidden: Tensor
+    captured: Tensor | None
+
+    @property
+    def parents(self) -> list[int]:
+        """Parents of root, nodes and padding."""
+        return [int(parent) for parent in self.trees.parents[0].tolist()]
+
+    @property
+    def nodes(self) -> range:
+        """The nodes, without root and padding."""
+        return range(1, int(self.trees.counts[0]) + 1)
+
+    def path(self, node: int) -> list[int]:
+        """Ancestors of a node from the root on, and itself."""
+        path = [node]
+        while self.parents[path[0]] != path[0]:
+            path.insert(0, self.parents[path[0]])
+        return path
+
+    def deepest(self, nodes: Iterable[int]) -> int:
+        """The deepest of some nodes."""
+        return max(nodes, key=lambda node: len(self.path(node)))
+
+
 class _Drafting:
     """The same scene, drafted and verified: what speculative decoding adds."""
 
@@ -139,11 +172,17 @@ class _Drafting:
         self.config: DrafterConfig = replace(config, block_size=engine.block_size)
         self.weights: Weights = load_drafter_weights(path, config, torch.float32, torch.device("cpu"))
         self.roots = torch.tensor([scene.root], device=self.models.device)
-        self.draft_logits = self.models.draft(self.roots, [self.length])
-        self.trees = self._tree(Expansion.CHAIN_SEEDED, engine.block_size - 1 + _SIBLINGS)
-        self.seen, self.rows, self.hidden, self.captured = engine._verify(self.trees, [self.length])
-        self.parents: list[int] = self.trees.parents[0].tolist()
-        self.nodes = int(self.trees.counts[0])
+
+    @cached_property
+    def draft_logits(self) -> Tensor:
+        """What the drafter proposes after the prompt, [1, block_size - 1, vocabulary]."""
+        return self.models.draft(self.roots, [self.length])
+
+    @cached_property
+    def verified(self) -> _Verified:
+        """A tree of the chain and some siblings, verified."""
+        trees = self._tree(Expansion.CHAIN_SEEDED, self.config.block_size - 1 + _SIBLINGS)
+        return _Verified(trees, *self.scene.engine._verify(trees, [self.length]))
 
     def checks(self) -> list[_Named]:
         """The checks, in an order in which the first to fail is nearest to the cause."""
@@ -199,7 +238,11 @@ class _Drafting:
 
     def target_layer_ids(self) -> Check:
         """No neighbouring layers would serve the drafter better than those of its config."""
-        tokens = [*self.scene.prompt, *self._continuation(max(_ANCHORS) + self.config.block_size)]
+        continuation = self._continuation(max(_ANCHORS) + self.config.block_size)
+        if len(set(continuation)) < _VARIED:
+            detail = "not judged: the target's continuation repeats itself"
+            return Check("target_layer_ids", True, 0.0, 0.0, detail)
+        tokens = [*self.scene.prompt, *continuation]
         _, outputs = target_forward(self.scene.config, self.scene.weights, tokens)
         own = self.config.target_layer_ids
         scores = {0: self._matched(own, outputs, tokens)}
@@ -217,44 +260,47 @@ class _Drafting:
 
     def node_positions(self) -> Check:
         """Each node stands at the root's position plus its depth."""
-        expected = torch.tensor(
-            [self.length + len(self._path(node)) - 1 for node in range(len(self.parents))]
-        )
-        wrong = int((self.rows.positions.cpu() != expected).sum())
+        tree = self.verified
+        expected = torch.tensor([self.length + len(tree.path(i)) - 1 for i in range(len(tree.parents))])
+        wrong = int((tree.rows.positions.cpu() != expected).sum())
         return Check("node_positions", wrong == 0, wrong, 0, f"{wrong} of {len(expected)} rows stand wrong")
 
     def ancestor_mask(self) -> Check:
         """Each node sees the prefix, its ancestors and itself, and nothing else."""
-        if self.rows.mask is None:
+        tree = self.verified
+        if tree.rows.mask is None:
             return Check("ancestor_mask", False, 1.0, 0.0, "the tree was verified without a mask")
-        seen = self.rows.mask[0, 0].cpu() == 0
+        seen = tree.rows.mask[0, 0].cpu() == 0
         expected = torch.zeros_like(seen)
         expected[:, : self.length] = True
-        for node in range(len(self.parents)):
-            expected[node, [self.length + other for other in self._path(node)]] = True
+        for node in range(len(tree.parents)):
+            expected[node, [self.length + other for other in tree.path(node)]] = True
         wrong = int((seen != expected).sum())
         return Check(
             "ancestor_mask", wrong == 0, wrong, 0, f"{wrong} of {seen.numel()} mask entries are wrong"
         )
 
     def node_logits(self) -> Check:
-        """Logits of each node equal those of its path, fed one row at a time."""
+        """Logits of root and nodes equal those of their paths, fed one row at a time."""
+        tree = self.verified
         models = self.scene.engine.twin().models
         prefill(models, self.scene.prompt)
-        expected = torch.stack([self._plain_path(models, self._path(node)) for node in range(self.nodes + 1)])
-        ours = self.models.target.logits(self.hidden)[: self.nodes + 1]
-        return self.scene.same("node_logits", ours, expected, f"{self.nodes} nodes against their own paths")
+        expected = torch.stack([self._plain_path(models, tree.path(node)) for node in (0, *tree.nodes)])
+        ours = models.target.logits(tree.hidden)[: len(expected)]
+        return self.scene.same(
+            "node_logits", ours, expected, f"{len(tree.nodes)} nodes against their own paths"
+        )
 
     def mask_perturbation(self) -> Check:
         """Hiding a node's parent from it changes its logits."""
-        node = self._deepest(range(1, self.nodes + 1))
-        seen = self.seen.clone()
-        seen[0, node, self.parents[node]] = False
+        tree = self.verified
+        node = tree.deepest(tree.nodes)
+        seen = tree.seen.clone()
+        seen[0, node, tree.parents[node]] = False
         models = self.models.twin()
         prefill(models, self.scene.prompt)
-        rows = models.rows(0, [self.length], self.trees.depths, seen)
-        hidden, _ = models.forward(self.trees.tokens, rows)
-        before, after = (models.target.logits(x[node : node + 1]) for x in (self.hidden, hidden))
+        hidden, _ = models.forward(tree.trees.tokens, models.rows(0, [self.length], tree.trees.depths, seen))
+        before, after = (models.target.logits(x[node : node + 1]) for x in (tree.hidden, hidden))
         measured = float((before - after).abs().max()) / max(1.0, float(before.abs().max()))
         detail = f"node {node} without its parent: the difference must be above the limit"
         return Check("mask_perturbation", measured > _CHANGED, measured, _CHANGED, detail)
@@ -271,12 +317,13 @@ class _Drafting:
 
     def accepted_kv(self) -> Check:
         """After a path off the chain is accepted, K/V and drafter context are those of its tokens alone."""
-        path = self._path(self._deepest(range(self.config.block_size, self.nodes + 1)))
+        tree = self.verified
+        path = tree.path(tree.deepest(node for node in tree.nodes if node >= self.config.block_size))
         engine = self.scene.engine
-        engine._verify(self.trees, [self.length])
-        self.models.extend_context(self.captured, self.rows, [path])
+        engine._verify(tree.trees, [self.length])
+        self.models.extend_context(tree.captured, tree.rows, [path])
         engine._compact([path])
-        tokens = [*self.scene.prompt, *(int(self.trees.tokens[0, node]) for node in path)]
+        tokens = [*self.scene.prompt, *(int(tree.trees.tokens[0, node]) for node in path)]
         measured = _kv_difference(engine, 0, tokens)
         limit = self.scene.relative
         return Check(
@@ -290,22 +337,14 @@ class _Drafting:
             logprobs, candidates, self.roots, BatchLimits.of([limits], self.models.device), budget
         )
 
-    def _path(self, node: int) -> list[int]:
-        """Ancestors of a node from the root on, and itself."""
-        path = [node]
-        while self.parents[path[0]] != path[0]:
-            path.insert(0, self.parents[path[0]])
-        return path
-
-    def _deepest(self, nodes: range) -> int:
-        return max(nodes, key=lambda node: len(self._path(node)))
-
     def _plain_path(self, models: ModelRunner, path: list[int]) -> Tensor:
         """Logits after a path, fed row by row behind the prompt."""
-        hidden = self.hidden
-        for depth, node in enumerate(path):
-            hidden, _ = prefill(models, [int(self.trees.tokens[0, node])], self.length + depth)
-        return models.target.logits(hidden)[0]
+        tokens = self.verified.trees.tokens[0]
+        logits = [
+            models.target.logits(prefill(models, [int(tokens[node])], self.length + depth)[0])
+            for depth, node in enumerate(path)
+        ]
+        return logits[-1][0]
 
     def _continuation(self, count: int) -> list[int]:
         """The target's greedy continuation, plainly decoded."""
