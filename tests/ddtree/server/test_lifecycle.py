@@ -80,21 +80,28 @@ def test_sigterm_lets_requests_in_flight_end(start_server, tree_arguments, secon
         streamed = pool.submit(server.stream, "/v1/completions", body)
         server.wait_until(lambda: server.metric("sglang:num_running_reqs") == 2)
         host, port = server.url.removeprefix("http://").split(":")
+        half = socket.create_connection((host, int(port)), timeout=10)
+        half.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
+        half.sendall(b"Content-Length: 99\r\n\r\n{")
         started = time.monotonic()
         server.process.terminate()
         last = streamed.result(60)[-1]["choices"][0]
         response = whole.result(60)
+        if seconds == "60":
+            half.close()  # it would be waited for
         assert server.process.wait(30) == 0
+        half.close()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((host, int(port)), timeout=1)
         if seconds == "60":
             assert response.json()["usage"]["completion_tokens"] == 300
             assert last["finish_reason"] == "length"
+            assert "Traceback" not in server.log
         else:
             assert response.status_code == 503
             assert last["finish_reason"] == "abort"
             assert time.monotonic() - started < 10
-        assert "Traceback" not in server.log
+            assert "Cancel 1 running task(s)" in server.log, "the half-sent request"
 
 
 @pytest.mark.parametrize("algorithm", ["NONE", "DFLASH"])

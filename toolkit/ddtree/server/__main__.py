@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import signal
 import socket
 import sys
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("toolkit.ddtree.server")
 
-_CLOSE_SECONDS = 5.0  # for answers to reach their clients once generation has ended
+_CLOSE_SECONDS = 1  # for answers to reach their clients once generation has ended
 
 
 class StartError(Exception):
@@ -109,7 +110,7 @@ async def _serve(service: Service, sock: socket.socket) -> int:
         log_config=None,
         access_log=service.args.log_level == "debug",
         lifespan="off",
-        timeout_graceful_shutdown=int(service.args.shutdown_timeout + _CLOSE_SECONDS),
+        timeout_graceful_shutdown=math.ceil(service.args.shutdown_timeout) + _CLOSE_SECONDS,
     )
     server = _Server(config)
     service.runner.start(on_dead=lambda: _stop_soon(server))
