@@ -118,8 +118,9 @@ def judge(
         experiment: performance does not refuse.
         fault: what ended the run early (no answer, time limit); refuses always.
     """
-    failed = [result for result in results if result.status == "failed"]
-    unshown = [r for r in results if r.name in required and r.status not in ("passed", "failed")]
+    told = [result for result in results if fault is None or result.detail != fault]
+    failed = [result for result in told if result.status == "failed"]
+    unshown = [r for r in told if r.name in required and r.status not in ("passed", "failed")]
     correctness = [_sentence(r) for r in failed if r.category == "correctness"]
     correctness += [f"{r.name} is required and {r.status.replace('_', ' ')}: {r.detail}" for r in unshown]
     performance = [_sentence(r) for r in failed if r.category == "performance"]

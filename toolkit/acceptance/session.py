@@ -237,9 +237,10 @@ class Session:
             return self.send(asks, concurrency=BATCH)
         answers: list[Generation] = []
         for i in range(0, len(asks), BATCH):
-            answers += self.endpoint.generate_together(asks[i : i + BATCH])
-        for answer in answers:
-            self._book(answer)
+            together = self.endpoint.generate_together(asks[i : i + BATCH])
+            for answer in together:
+                self._book(answer)
+            answers += together
         return answers
 
     def run(self, asks: Sequence[Ask], *, concurrency: int, way: Way = "whole") -> Run:

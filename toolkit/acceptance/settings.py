@@ -43,7 +43,7 @@ class Settings(BaseModel):
     requests: int = Field(160, ge=151, le=100_000)
     concurrency: int = Field(16, ge=1, le=1024)
     time_limit: float = Field(120.0, gt=0)
-    request_timeout: float = Field(30.0, gt=0)
+    request_timeout: float = Field(60.0, gt=0, description="seconds of one request; bounds a hanging server")
     prompts: str | None = None
     max_new_tokens: int = Field(
         65, ge=65, le=4096, description="tokens of a compared output: 64 judged positions"
@@ -130,6 +130,7 @@ def settings_for(
         requests=accept.requests,
         concurrency=accept.concurrency,
         time_limit=accept.time_limit,
+        request_timeout=accept.time_limit / 2,
         prompts=accept.prompts,
         required=tuple(required),
     )
