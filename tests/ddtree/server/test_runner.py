@@ -111,6 +111,37 @@ def test_failures_without_a_token_in_between_make_it_dead(engine, monkeypatch):
     assert len(deaths) == 1
 
 
+def test_logits_that_are_no_numbers_fail_the_request_and_not_the_server(engine, monkeypatch):
+    real = engine.models.target.logits
+
+    async def scenario(runner, ear):
+        with monkeypatch.context() as patch:
+            patch.setattr(engine.models.target, "logits", lambda hidden: real(hidden) * float("nan"))
+            (generation,) = runner.submit([_request()])
+            await _finish(runner, [generation])
+        assert generation.error.status == 500
+        (generation,) = runner.submit([_request()])
+        await _finish(runner, [generation])
+        assert generation.finish is FinishReason.LENGTH
+
+    _run(engine, scenario)
+
+
+def test_a_failure_empties_the_cache_it_may_have_spoilt(engine, monkeypatch):
+    def fail():
+        raise RuntimeError("injected")
+
+    async def scenario(runner, ear):
+        await _finish(runner, runner.submit([_request()]))
+        assert engine.stats.cached_tokens > 0
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "_round", fail)
+            await _finish(runner, runner.submit([_request()]))
+        assert await runner.call(lambda engine: engine.stats.cached_tokens) == 0
+
+    _run(engine, scenario)
+
+
 def test_tokens_in_between_keep_it_alive(engine, monkeypatch):
     def fail(joined):
         raise RuntimeError("injected")

@@ -194,6 +194,7 @@ class EngineRunner:
             self._observer.on_output(generation, output, now)
             generation.take(output, now)
             if output.finish is FinishReason.ABORT:  # not asked for here: the engine gave it up
+                log.error("request %r (%s in the engine) was given up", generation.rid, output.rid)
                 generation.error = ApiError(500, _FAILED)
             self._tell(generation, now)
 
