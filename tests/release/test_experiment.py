@@ -75,6 +75,16 @@ def test_dead_timer_is_started_again_by_the_next_command(service, trial):
     wait_until(lambda: history.read(service.paths)[-1].kind == "return")
 
 
+def test_stopped_service_stays_stopped_at_expiry(service, trial):
+    first, second = trial
+    change(service, "experiment", second, first, experiment_seconds=4.0)
+    change(service, "stop")
+    wait_until(lambda: history.read(service.paths)[-1].kind == "return", 25)
+    assert service.host.store.current() == first
+    assert service.mark() is None
+    assert "stopped as before" in history.read(service.paths)[-1].message
+
+
 def test_waits_while_someone_else_is_at_work(service, trial):
     first, second = trial
     change(service, "experiment", second, first, experiment_seconds=0.1)

@@ -104,6 +104,7 @@ def test_killed_on_the_way_back(stub, monkeypatch, line):
     assert die_at(monkeypatch, stub, asked, line)
     outcome = recover(stub)
     assert outcome.status == "rolled_back"
+    assert "too slow; it was interrupted at step" in outcome.message
     assert consistent(stub, outcome, asked) == base
 
 

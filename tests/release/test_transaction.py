@@ -286,6 +286,7 @@ def test_prune_keeps_what_may_be_returned_to(service):
 
 def test_begin_refuses_an_unrecovered_transaction(service):
     service.paths.transaction.mkdir()
+    (service.paths.transaction / "request.json").touch()
     create_journal(service.paths.transaction)
     with pytest.raises(ToolkitError, match="interrupted"):
         begin(service.layout, service.name, request("deploy", service.stage("one")))

@@ -58,9 +58,9 @@ def test_record(tmp_path):
     record.write({"a": 1})
     assert read_record(path) == {"a": 1}
     with pytest.raises(ValueError, match="does not fit"):
-        record.write({"a": "x" * 9000})
+        record.write({"a": "x" * 17000})
     record.close()
-    path.write_bytes(b"[1]".ljust(8192))
+    path.write_bytes(b"[1]".ljust(16384))
     assert read_record(path) is None
     assert read_json(tmp_path / "absent") is None
 
@@ -95,10 +95,12 @@ def test_name_with_parentheses_is_read():
         os.read(os.open("/dev/zero", os.O_RDONLY), 1)
         os.kill(os.getpid(), 19)
         os._exit(0)
-    os.waitpid(child, os.WUNTRACED)
-    stat = read_stat(child)
-    os.kill(child, 9)
-    os.waitpid(child, 0)
+    try:
+        os.waitpid(child, os.WUNTRACED)
+        stat = read_stat(child)
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
     assert (stat.name, stat.parent) == ("a) b (c", os.getpid())
 
 

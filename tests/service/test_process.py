@@ -264,6 +264,17 @@ def test_second_start_and_busy_port_are_refused(service, manager):
         other.start(release.path)
 
 
+def test_flood_of_output_is_rotated_and_stops_nothing(service, manager):
+    release = service.stage("one", argv=("/usr/bin/yes", "x" * 1000), log_max_size=1 << 20)
+    manager.start(release.path)
+    wait_until(lambda: service.paths.log.with_name("stub.log.2").exists())
+    begin = time.monotonic()
+    assert manager.stop().clean
+    assert time.monotonic() - begin < 5
+    assert manager.status().exit_signal == "SIGTERM"
+    assert all(path.stat().st_size <= 1 << 20 for path in service.paths.log.parent.iterdir())
+
+
 def test_missing_program_is_named(service, manager):
     release = service.stage("one", argv=("/no/such/python", "-m", "x"))
     with pytest.raises(ToolkitError, match="cannot start /no/such/python: No such file"):

@@ -18,7 +18,7 @@ from toolkit.release.journal import Event, create_journal, read_journal
 from toolkit.release.launches import write_launches
 from toolkit.release.lock import LockInfo
 from toolkit.release.request import RELEASING, REQUEST_FILE, Outcome, Request, read_request
-from toolkit.release.run import concluded
+from toolkit.release.run import CRASH_FILE, concluded
 from toolkit.release.store import prepare_layout
 from toolkit.release.timer import spawn_timer
 from toolkit.release.transaction import BASE_SETTINGS_FILE, SETTINGS_FILE
@@ -92,14 +92,17 @@ def begin(layout: Layout, name: str, request: Request) -> Path:
     host = ServiceHost(layout, name)
     request = _with_base(host, request)
     folder = host.paths.transaction
-    staging = folder.with_name("transaction.new")
-    if folder.exists() and not concluded(folder):
+    staging, former = folder.with_name("transaction.new"), folder.with_name("transaction.old")
+    if _unfinished(folder):
         raise ToolkitError(f"{name}: an interrupted transaction is to be recovered first")
     try:
-        shutil.rmtree(staging, ignore_errors=True)
+        for leftover in (staging, former):
+            shutil.rmtree(leftover, ignore_errors=True)
         _write_transaction(host, request, staging)
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():
+            folder.rename(former)
         staging.rename(folder)
+        shutil.rmtree(former, ignore_errors=True)
     except OSError as error:
         shutil.rmtree(staging, ignore_errors=True)
         said = f"{folder}: cannot prepare the transaction: {error.strerror}"
@@ -133,6 +136,15 @@ def follow(folder: Path) -> Iterator[Event]:
         time.sleep(_POLL)
 
 
+def _crash(folder: Path) -> str:
+    """What ended the process, when it could still say so."""
+    try:
+        lines = (folder / CRASH_FILE).read_text(encoding="utf-8").strip().splitlines()
+    except OSError:
+        return ""
+    return f" ({lines[-1]})" if lines else ""
+
+
 def _wait_free(host: ServiceHost) -> None:
     """Let the process of a concluded transaction go, so that the next one finds the flock free."""
     end = time.monotonic() + _GONE_AFTER
@@ -154,7 +166,7 @@ def result(folder: Path) -> Outcome | None:
     request = read_request(folder)
     return Outcome(
         status="interrupted",
-        message="the transaction's process died; the next command finishes or reverses it",
+        message=f"the transaction's process died{_crash(folder)}; the next command finishes or reverses it",
         kind=request.kind,
         release=request.release,
         base=request.base,
@@ -193,15 +205,18 @@ def _write_transaction(host: ServiceHost, request: Request, folder: Path) -> Non
 
 def _recover(host: ServiceHost, on_event: Callable[[Event], None] | None) -> Outcome | None:
     folder = host.paths.transaction
-    if not folder.exists() or concluded(folder):
-        return None
-    if not (folder / REQUEST_FILE).is_file():
+    if not _unfinished(folder):
         return None
     _spawn(folder, recover=True)
     for event in follow(folder):
         if on_event is not None:
             on_event(event)
     return result(folder)
+
+
+def _unfinished(folder: Path) -> bool:
+    """Whether a transaction was begun there and has no outcome."""
+    return (folder / REQUEST_FILE).is_file() and not concluded(folder)
 
 
 def _revive_timer(host: ServiceHost) -> None:

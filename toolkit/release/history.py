@@ -71,6 +71,12 @@ def append(paths: ServicePaths, entry: Entry) -> None:
         raise ToolkitError(f"{paths.history}: cannot record the change: {error.strerror}") from error
 
 
+def stopped_on_request(paths: ServicePaths) -> bool:
+    """Whether the last change was a stop, so that nothing may start the service by itself."""
+    entries = read(paths)
+    return bool(entries) and (entries[-1].kind, entries[-1].outcome) == ("stop", "committed")
+
+
 def read(paths: ServicePaths) -> list[Entry]:
     """Every entry, oldest first; lines that are damaged are left out."""
     try:

@@ -20,6 +20,7 @@ from toolkit.service.secrets import stored_secrets
 from toolkit.service.unit import Unit, seconds
 
 _KEPT_LINES = 10
+_GRACE = 1.0
 _MAX_LINE = 65536
 ACCEPTED, REFUSED = 0, 1
 
@@ -79,29 +80,34 @@ def judge(
     timer = threading.Timer(acceptance.time_limit, expire)
     timer.daemon = True
     timer.start()
-    with process:
-        said = _read(process, on_progress)
-        status = process.wait()
+    said: deque[str] = deque(maxlen=_KEPT_LINES)
+    reader = threading.Thread(target=_read, args=(process, on_progress, said), daemon=True)
+    reader.start()
+    status = process.wait()
     timer.cancel()
+    reader.join(_GRACE)  # what it left running may hold its output open
     if expired.is_set():
         return Verdict(False, f"acceptance did not end within {seconds(acceptance.time_limit)}")
-    return _verdict(status, read_json(out), said)
+    return _verdict(status, read_json(out), list(said))
 
 
-def _read(process: subprocess.Popen[bytes], on_progress: Callable[[Any], None]) -> list[str]:
-    said: deque[str] = deque(maxlen=_KEPT_LINES)
+def _read(process: subprocess.Popen[bytes], on_progress: Callable[[Any], None], said: deque[str]) -> None:
     assert process.stdout is not None  # noqa: S101 - it was asked for
-    while line := process.stdout.readline(_MAX_LINE):
-        text = line.decode("utf-8", "replace").strip()
-        try:
-            value = json.loads(text)
-        except ValueError:
-            value = None
-        if isinstance(value, dict):
-            on_progress(value)
-        elif text:
-            said.append(text)
-    return list(said)
+    with process.stdout as output:
+        while line := output.readline(_MAX_LINE):
+            _take(line, on_progress, said)
+
+
+def _take(line: bytes, on_progress: Callable[[Any], None], said: deque[str]) -> None:
+    text = line.decode("utf-8", "replace").strip()
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if isinstance(value, dict):
+        on_progress(value)
+    elif text:
+        said.append(text)
 
 
 def _verdict(status: int, report: Any, said: list[str]) -> Verdict:

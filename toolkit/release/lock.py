@@ -144,6 +144,8 @@ class Lock:
             ConfigError: nobody holds it, or the token is another one.
             LockedError: a transaction runs, which nothing ends.
         """
+        if self.holder() is None:
+            raise ConfigError(f"{self._name} is not locked")
         with self._guard():
             info = self.holder()
             if info is None:
@@ -202,7 +204,11 @@ class Lock:
     def _guard(self) -> Iterator[None]:
         """Serialise the look at the token and its replacement."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(self._guard_file, flags, PRIVATE_FILE)
+        try:
+            fd = os.open(self._guard_file, flags, PRIVATE_FILE)
+        except OSError as error:
+            said = f"{self._guard_file}: cannot take the lock: {error.strerror}"
+            raise ToolkitError(said, hint="run it as the user who deployed the service") from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield
@@ -217,7 +223,7 @@ class Lock:
                     os.utime(self._token_file, follow_symlinks=False)
 
     def _drop(self, token: str) -> None:
-        with contextlib.suppress(OSError), self._guard():
+        with contextlib.suppress(OSError, ToolkitError), self._guard():
             info = self.holder()
             if info is not None and info.token == token:
                 self._token_file.unlink(missing_ok=True)

@@ -83,6 +83,11 @@ class Steps:
         """Names of the steps that an earlier process began, in order."""
         return [event.step for event in self.before if event.state == "begin"]
 
+    def reason(self) -> str:
+        """Why an earlier process had to go back, as the beginning of a sentence; "" where it had not."""
+        failed = [event.message for event in self.before if event.state == "failed"]
+        return f"{failed[0]}; " if failed else ""
+
     def said(self, step: str, key: str, *, default: bool) -> bool:
         """A flag that a step of this transaction put into its details, in whichever process."""
         for event in (*self.before, *self._written):

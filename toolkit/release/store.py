@@ -263,14 +263,14 @@ def _write_tree(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def prepare_layout(root: Path | None, paths: ServicePaths) -> None:
-    """Create the service's folders: private ones private, and a root for local use its owner's alone.
+    """Create the service's folders, state for its owner alone; so is a root for local use that is new.
 
     Raises:
         ToolkitError: one cannot be created.
     """
     try:
         if root is not None:
-            make_private(root)
+            root.mkdir(parents=True, exist_ok=True, mode=0o700)  # one that exists is the user's to set
         paths.releases.mkdir(parents=True, exist_ok=True, mode=0o755)
         make_private(paths.state)
     except OSError as error:

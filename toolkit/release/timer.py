@@ -21,6 +21,7 @@ from toolkit.service.detach import detach, start_module
 from toolkit.service.processes import identify
 
 _POLL = 1.0
+_RETRY = 600.0
 
 
 def spawn_timer(host: ServiceHost) -> None:
@@ -51,20 +52,18 @@ def _wait(host: ServiceHost, begun: Callable[[], None]) -> None:
         if experiment.remaining > 0:
             time.sleep(min(experiment.remaining, _POLL))
             continue
-        if _return(host, experiment):
-            return
-        time.sleep(_POLL)
+        time.sleep(_return(host, experiment))
 
 
-def _return(host: ServiceHost, experiment: Experiment) -> bool:
-    """Return to the base unless someone else is at work; whether there is nothing left to do."""
+def _return(host: ServiceHost, experiment: Experiment) -> float:
+    """Return to the base unless someone else is at work; seconds until the next look at the record."""
     from toolkit.release.controller import begin, follow, hold
     from toolkit.release.request import Request
 
     try:
         with hold(host.layout, host.name, "end of the experiment", keep_timer=True):
             if not _same(host, experiment):
-                return True
+                return 0.0
             request = Request(
                 kind="return",
                 who=experiment.who,
@@ -77,8 +76,11 @@ def _return(host: ServiceHost, experiment: Experiment) -> bool:
             for _ in follow(folder):
                 pass
     except LockedError:
-        return False
-    return True
+        return _POLL
+    except ToolkitError:
+        return _RETRY
+    # The record is gone, unless the base was refused before anything was touched.
+    return _RETRY if _same(host, experiment) else 0.0
 
 
 def main() -> int:

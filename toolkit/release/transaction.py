@@ -14,6 +14,7 @@ from typing import Any
 from toolkit.errors import ToolkitError
 from toolkit.release import ending
 from toolkit.release.experiment import forget_experiment
+from toolkit.release.history import stopped_on_request
 from toolkit.release.host import ServiceHost
 from toolkit.release.judge import judge
 from toolkit.release.launches import compare_launches
@@ -63,8 +64,8 @@ class Transaction:
             return self._run_simple()
         if "stop_old" not in begun:
             return self._end("not_started", "it was interrupted before anything was changed")
-        if begun[-1] != "commit":
-            return self._undo(f"it was interrupted at step {begun[-1]}")
+        if "commit" not in begun or "stop_new" in begun:
+            return self._undo(f"{self._steps.reason()}it was interrupted at step {begun[-1]}")
         try:
             self._ensure_serving(self._target())
         except StepFailedError as failure:
@@ -78,7 +79,7 @@ class Transaction:
             self._host.manager(unit)
             write_secrets(unit)
             status = self._host.process_status()
-            data["base_should_run"] = not status.asked_to_stop
+            data["base_should_run"] = not stopped_on_request(self._host.paths)
             old = self._serving_unit() if status.active else None
             if old is None or old.port != unit.port:
                 ending.require_free(unit)
@@ -92,6 +93,8 @@ class Transaction:
             self._stop(data)
         with step("switch", f"switching to {release.id}"):
             self._store.switch(release.id)
+        if self._request.kind == "return" and not self._base_should_run():
+            return
         with step("start_new", f"starting {release.id}"):
             self._host.manager(release.unit).start(release.path)
         with step("ready", "waiting for a real token") as data:
@@ -139,7 +142,10 @@ class Transaction:
         except StepFailedError as failure:
             return self._undo(failure.reason, failure.hint)
         ending.prune(self._host, self._request)
-        return self._end("committed", f"{release.id} serves")
+        runs = self._host.process_status().active
+        return self._end(
+            "committed", f"{release.id} {'serves' if runs else 'is current, and stopped as before'}"
+        )
 
     def _undo(self, reason: str, hint: str | None = None) -> Outcome:
         """Return to the base, or leave a first deploy stopped."""

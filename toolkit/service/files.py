@@ -6,12 +6,13 @@ import contextlib
 import json
 import os
 import secrets
+import time
 from pathlib import Path
 from typing import Any
 
 PRIVATE_DIR = 0o700
 PRIVATE_FILE = 0o600
-_RECORD_SIZE = 8192
+_RECORD_SIZE = 16384
 
 
 def fsync_dir(folder: Path) -> None:
@@ -130,4 +131,5 @@ def read_record(path: Path) -> dict[str, Any] | None:
         with contextlib.suppress(ValueError):
             value = json.loads(data)
             return value if isinstance(value, dict) else None
+        time.sleep(0.001)
     return None

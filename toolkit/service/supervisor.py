@@ -43,6 +43,7 @@ STATUS_FILE = "status"
 START_NOTE = "starting release"
 _GRACE = 1.0
 _POLL = 0.05
+_READS = 64
 _PR_SET_CHILD_SUBREAPER = 36
 _MAX_SHOWN = 20
 
@@ -145,9 +146,12 @@ class Supervisor:
         if self._output is None:
             return
         with contextlib.suppress(BlockingIOError):
-            while data := os.read(self._output, 1 << 16):
+            for _ in range(_READS):  # a flood of output must not keep it from its other duties
+                data = os.read(self._output, 1 << 16)
+                if not data:
+                    self._close_output()
+                    return
                 self._log.write(data)
-            self._close_output()
 
     def _close_output(self) -> None:
         if self._output is not None:
