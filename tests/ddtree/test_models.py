@@ -15,7 +15,6 @@ from toolkit.ddtree.models.errors import CheckpointError
 from toolkit.ddtree.models.layers import rope_frequencies
 from toolkit.ddtree.models.loading import load_drafter_weights, load_target_weights
 from toolkit.ddtree.models.reference import drafter_forward, target_forward
-from toolkit.ddtree.self_check import prefill
 from toolkit.ddtree.types import Algorithm, EngineConfig
 
 CPU = torch.device("cpu")
@@ -33,7 +32,7 @@ def test_target_equals_transformers(tmp_path, tied):
     models = runner(pair)
     with torch.inference_mode():
         expected = theirs(torch.tensor([TOKENS]), output_hidden_states=True)
-        hidden, captured = prefill(models, TOKENS)
+        hidden, captured = models.append(TOKENS)
         logits = models.target.logits(hidden)
     assert (logits - expected.logits[0]).abs().max() < 1e-4 * expected.logits.abs().max()
     # hidden_states[0] is the embedding, so the output of layer i is hidden_states[i + 1]
@@ -53,7 +52,7 @@ def test_checkpoint_saved_by_transformers_loads(tmp_path):
     models = ModelRunner(EngineConfig(tmp_path, algorithm=Algorithm.NONE))
     with torch.inference_mode():
         expected = theirs(torch.tensor([TOKENS])).logits[0]
-        ours = models.target.logits(prefill(models, TOKENS)[0])
+        ours = models.target.logits(models.append(TOKENS)[0])
     assert (ours - expected).abs().max() < 1e-5
 
 
@@ -64,8 +63,8 @@ def test_drafter_equals_reference(lucky_pair):
     target = load_target_weights(lucky_pair.target, target_config, torch.float32, CPU)
     weights = load_drafter_weights(lucky_pair.drafter, config, torch.float32, CPU)
     with torch.inference_mode():
-        prefill(models, TOKENS[:8])
-        prefill(models, TOKENS[8:], start=8)  # context appended in two pieces
+        models.append(TOKENS[:8])
+        models.append(TOKENS[8:], start=8)  # context appended in two pieces
         ours = models.draft(torch.tensor([4]), [len(TOKENS)])[0]
         _, outputs = target_forward(target_config, target, TOKENS)
         expected = drafter_forward(config, weights, target, outputs, bonus=4)
@@ -76,7 +75,7 @@ def test_drafter_equals_reference(lucky_pair):
 def test_bfloat16_stays_near_float32(lucky_pair):
     with torch.inference_mode():
         wide, narrow = (
-            models.target.logits(prefill(models, TOKENS)[0]).float()
+            models.target.logits(models.append(TOKENS)[0]).float()
             for models in (runner(lucky_pair), runner(lucky_pair, dtype="bfloat16"))
         )
     difference = (wide - narrow).abs().max() / wide.abs().max()

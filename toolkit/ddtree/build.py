@@ -1,10 +1,8 @@
-"""Build the engine on a host: check the environment, hash the checkpoints, warm up and tune.
+"""`python -m toolkit.ddtree.build`: check environment and checkpoints, warm up and tune, write a manifest.
 
-    python -m toolkit.ddtree.build --model-path DIR --speculative-draft-model-path DIR --out manifest.json
-
-Progress goes to standard error. Exit status: 0 built, 2 a checkpoint or an argument cannot be used. Hashes
-are kept in the cache folder by size, mtime and inode, tuned values by device, versions and shapes, so an
-unchanged build costs little more than starting Python.
+Progress goes to standard error, one line a step. Exit status 0: the manifest is written; 1: it cannot be; 2:
+the environment, a checkpoint or an argument cannot be served. What is slow is kept in the cache directory:
+file hashes by size, time and inode, tuned values by device, driver, versions and shapes.
 """
 
 from __future__ import annotations
@@ -14,10 +12,12 @@ import hashlib
 import json
 import os
 import platform
+import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
-from importlib import metadata
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -27,231 +27,325 @@ from toolkit.ddtree.engine import Engine
 from toolkit.ddtree.models.errors import CheckpointError
 from toolkit.ddtree.types import Algorithm, EngineConfig, Request, SamplingParams, TreeLimits
 
-_LIBRARIES = ("torch", "triton", "tokenizers", "safetensors", "numpy")
-_BUNDLED = Path(__file__).resolve().parent / "bundled"
-_TUNING_TOKENS = 48
-_TUNING_RUNS = 3
-# On a busy machine one slow candidate must not hold up a deploy.
-_TUNING_SECONDS = 8.0
+_PACKAGES = ("torch", "triton", "tokenizers", "safetensors", "numpy")
+_BUNDLED = Path(__file__).parent / "bundled"
 _CHUNK = 1 << 20
+_REPEATS = 15
+_CONTEXT = 128
 
 
-def build(config: EngineConfig, cache: Path, say: Callable[[str], None]) -> dict[str, Any]:
+class BuildError(Exception):
+    """The engine cannot be built here; the message is one line."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Build; returns the exit status."""
+    args = _parse(argv)
+    try:
+        manifest = build(args)
+    except (BuildError, CheckpointError, ValueError) as error:
+        print(f"ddtree build: {error}", file=sys.stderr)
+        return 2
+    try:
+        _write_json(args.out, manifest)
+    except OSError as error:
+        print(f"ddtree build: {args.out}: cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def build(args: argparse.Namespace) -> dict[str, Any]:
     """Check, hash, warm up and tune.
 
     Args:
-        config: the engine to build; `threads` None leaves their number to the tuning.
-        cache: folder for hashes and tuned values.
-        say: called with lines of progress.
+        args: see `main --help`.
 
     Returns:
-        The manifest: `versions`, `device`, `checkpoints` (sha256 by file), `tuned` and `warm_up_seconds`.
+        The manifest: `versions`, `device`, `checkpoints`, `shapes`, `tuned`, `seconds`.
 
     Raises:
+        BuildError: the environment lacks something.
         CheckpointError: a checkpoint cannot be served.
-        ValueError: the configuration cannot be served.
+        ValueError: the arguments do not fit the models.
     """
-    versions = {"python": platform.python_version()} | {name: metadata.version(name) for name in _LIBRARIES}
-    device = describe_device(config.device)
-    say(f"environment: {', '.join(f'{name} {version}' for name, version in versions.items())}")
-    say(f"device: {device['name']}")
-    cached = _Cache(cache / "build.json")
-    checkpoints = {
-        role: _hashes(path, cached, say)
-        for role, path in (("target", config.model_path), ("drafter", config.draft_model_path))
-        if path is not None
-    }
-    start = time.monotonic()
-    engine = Engine(config)
-    _generate(engine, 8)
-    say(f"loaded and warmed up in {time.monotonic() - start:.1f} s")
-    key = _key(versions, device, checkpoints, config)
-    tuned = cached.get(f"tuned:{key}")
+    started = time.monotonic()
+    cache = _Cache(args.cache_dir)
+    _say(f"environment: Python {platform.python_version()}, torch {torch.__version__}")
+    versions, device = _versions(), _device_facts(args.device)
+    _say(f"device: {device['name']}")
+    target = _checkpoint(args.model_path, "target")
+    draft = args.speculative_draft_model_path
+    drafter = None if draft is None else _checkpoint(draft, "drafter")
+    engine = _load(args, target, drafter)
+    checkpoints = {"target": _hashes(target, cache)}
+    if drafter is not None:
+        checkpoints["drafter"] = _hashes(drafter, cache)
+    shapes = _shapes(engine)
+    key = _digest({"device": device, "versions": versions, "shapes": shapes})
+    tuned = cache.get("tuned", key)
     if tuned is None:
-        tuned = _tune(engine, config, say)
-        cached.put(f"tuned:{key}", tuned)
+        tuned = _tune(engine)
+        cache.put("tuned", key, tuned)
     else:
-        say(f"tuned before: {tuned}")
-    cached.save()
+        _say("tuned values: from the cache")
     return {
         "versions": versions,
         "device": device,
         "checkpoints": checkpoints,
+        "shapes": shapes,
         "tuned": tuned,
-        "warm_up_seconds": round(time.monotonic() - start, 3),
+        "seconds": round(time.monotonic() - started, 3),
     }
 
 
-def describe_device(device: str) -> dict[str, Any]:
-    """Name and facts of the device that decide what was tuned is good for."""
-    if device == "cpu":
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m toolkit.ddtree.build", description=__doc__.split("\n")[0]
+    )
+    bundled = "checkpoint directory, or 'bundled'"
+    parser.add_argument("--model-path", required=True, help=f"target: {bundled}")
+    parser.add_argument(
+        "--speculative-draft-model-path", help=f"drafter: {bundled}; without it, plain decoding"
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--speculative-ddtree-budget", type=int, default=16, help="default: 16")
+    parser.add_argument("--max-running-requests", type=int, default=16, help="default: 16")
+    parser.add_argument(
+        "--cache-dir", type=Path, help="where hashes and tuned values are kept; none: nowhere"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="manifest to write, JSON")
+    return parser.parse_args(argv)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _checkpoint(path: str, part: str) -> Path:
+    return _BUNDLED / part if path == "bundled" else Path(path)
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            if package != "triton":  # published for Linux only, and not needed on a CPU
+                raise BuildError(f"{package} is not installed in {sys.prefix}") from None
+    return found
+
+
+def _device_facts(kind: str) -> dict[str, Any]:
+    """What kernels and tuned values depend on."""
+    if kind == "cpu":
         return {
+            "kind": "cpu",
             "name": _cpu_name(),
             "cores": len(os.sched_getaffinity(0)),
-            "capability": torch.backends.cpu.get_cpu_capability(),
+            "instruction_set": torch.backends.cpu.get_cpu_capability(),
         }
-    facts = torch.cuda.get_device_properties(device)
+    if not torch.cuda.is_available():
+        raise BuildError(
+            f"torch {torch.__version__} sees no CUDA device; check the driver with nvidia-smi, and that this "
+            f"torch is built for CUDA (torch.version.cuda is {torch.version.cuda})"
+        )
+    properties = torch.cuda.get_device_properties(0)
     return {
-        "name": facts.name,
-        "capability": f"{facts.major}.{facts.minor}",
-        "memory_bytes": facts.total_memory,
-        "shared_memory_per_block": int(getattr(facts, "shared_memory_per_block_optin", 0)),
+        "kind": "cuda",
+        "name": properties.name,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "memory": properties.total_memory,
         "cuda": torch.version.cuda,
+        "driver": _driver_version(),
     }
+
+
+def _driver_version() -> str:
+    """Version of the NVIDIA kernel driver, from its own file; empty if it has none."""
+    try:
+        first = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").splitlines()[0]
+    except (OSError, IndexError):
+        return ""
+    return next((word for word in first.split() if word[0].isdigit() and "." in word), "")
 
 
 def _cpu_name() -> str:
     try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        pass
-    return platform.machine()
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
-def _tune(engine: Engine, config: EngineConfig, say: Callable[[str], None]) -> dict[str, Any]:
-    """The number of CPU threads that decodes fastest; nothing is tuned where it is given or on a GPU."""
-    if config.device != "cpu" or config.threads is not None:
-        return {}
-    cores = len(os.sched_getaffinity(0))
-    candidates = sorted({1, 2, 4, 8, 16, cores} & set(range(1, cores + 1)))
-    speeds: dict[int, float] = dict.fromkeys(candidates, 0.0)
-    end = time.monotonic() + _TUNING_SECONDS
-    # In turns, so that a passing load of the machine hits every candidate.
-    for threads in candidates * _TUNING_RUNS:
-        if time.monotonic() > end:
-            break
-        torch.set_num_threads(threads)
-        speeds[threads] = max(speeds[threads], _generate(engine, _TUNING_TOKENS))
-    best = max(candidates, key=lambda threads: speeds[threads])
-    say(
-        "tuning: " + ", ".join(f"{threads} threads {speed:.0f} tokens/s" for threads, speed in speeds.items())
+def _load(args: argparse.Namespace, target: Path, drafter: Path | None) -> Engine:
+    for name, path in (("target", target), ("drafter", drafter)):
+        if path is not None:
+            _say(f"{name}: {path}")
+    config = EngineConfig(
+        model_path=target,
+        draft_model_path=drafter,
+        algorithm=Algorithm.NONE if drafter is None else Algorithm.DDTREE,
+        limits=TreeLimits(args.speculative_ddtree_budget, 8),
+        dtype=args.dtype,
+        device=args.device,
+        max_running_requests=args.max_running_requests,
+        prefix_cache_tokens=0,
     )
+    return Engine(config)
+
+
+def _shapes(engine: Engine) -> dict[str, Any]:
+    target = engine.models.target.config
     return {
-        "threads": best,
-        "tokens_per_second": {str(key): round(value, 1) for key, value in speeds.items()},
+        "dtype": engine.config.dtype,
+        "layers": target.num_hidden_layers,
+        "hidden": target.hidden_size,
+        "heads": [target.num_attention_heads, target.num_key_value_heads, target.head_dim],
+        "vocabulary": target.vocab_size,
+        "block_size": engine.block_size,
+        "verify_width": 1 if engine.models.drafter is None else engine.config.limits.budget + 1,
+        "requests": engine.config.max_running_requests,
     }
 
 
-def _generate(engine: Engine, tokens: int) -> float:
-    """Tokens a second of one greedy request."""
-    engine.flush_cache()
-    prompt = tuple(engine.encode("def tokens(path):\n"))
-    sampling = SamplingParams(max_new_tokens=tokens, temperature=0.0, ignore_eos=True)
-    start = time.perf_counter()
-    engine.add(Request("build", prompt, sampling))
-    while engine.has_work:
-        engine.step()
-    return tokens / (time.perf_counter() - start)
+def _hashes(directory: Path, cache: _Cache) -> dict[str, Any]:
+    """SHA-256 of each file of a checkpoint, read again only if size, time or inode changed."""
+    files = {}
+    for path in sorted(path for path in directory.iterdir() if path.is_file()):
+        status = path.stat()
+        mark = [status.st_size, status.st_mtime_ns, status.st_ino]
+        known = cache.get("hashes", str(path.resolve()))
+        if not isinstance(known, dict) or known.get("mark") != mark:
+            _say(f"hashing {path.name}, {status.st_size / 1e6:.1f} MB")
+            known = {"mark": mark, "sha256": _sha256(path)}
+            cache.put("hashes", str(path.resolve()), known)
+        files[path.name] = {"size": status.st_size, "sha256": known["sha256"]}
+    return {"path": str(directory), "files": files}
 
 
-def _key(versions: dict[str, str], device: dict[str, Any], checkpoints: Any, config: EngineConfig) -> str:
-    shapes = [config.dtype, config.algorithm, config.limits.budget, config.limits.topk_cap, config.threads]
-    content = json.dumps([versions, device, checkpoints, shapes], sort_keys=True, default=str)
-    return hashlib.sha256(content.encode()).hexdigest()
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _tune(engine: Engine) -> dict[str, Any]:
+    """Run every shape once, which compiles the kernels, then find the number of CPU threads."""
+    _say("warm-up")
+    _warm_up(engine)
+    if engine.config.device != "cpu":
+        return {}
+    before = torch.get_num_threads()
+    measured = {}
+    for threads in _thread_counts():
+        torch.set_num_threads(threads)
+        measured[threads] = _round_milliseconds(engine)
+        _say(f"threads {threads}: " + ", ".join(f"{name} {ms} ms" for name, ms in measured[threads].items()))
+    torch.set_num_threads(before)
+    best = min(measured, key=lambda threads: list(measured[threads].values())[-1])
+    return {"threads": best, "milliseconds": {str(threads): found for threads, found in measured.items()}}
+
+
+def _warm_up(engine: Engine) -> None:
+    for requests in (1, engine.config.max_running_requests):
+        for index in range(requests):
+            sampling = SamplingParams(max_new_tokens=8, temperature=0.0, ignore_eos=True)
+            engine.add(Request(f"warm-up-{index}", (index % 7, 1, 2), sampling))
+        while engine.has_work:
+            engine.step()
+
+
+def _thread_counts() -> list[int]:
+    cores = len(os.sched_getaffinity(0))
+    return sorted({1, *(1 << bit for bit in range(cores.bit_length()) if 1 << bit <= cores), cores})
+
+
+@torch.inference_mode()
+def _round_milliseconds(engine: Engine) -> dict[str, float]:
+    """Median time of one plain step and, with a drafter, of drafting and verifying one tree."""
+    models = engine.twin().models
+    vocabulary = models.target.config.vocab_size
+    models.append([i % vocabulary for i in range(_CONTEXT)])
+    token = torch.zeros(1, dtype=torch.int64, device=models.device)
+
+    def decode() -> None:
+        models.target.logits(models.append([1], _CONTEXT)[0])
+
+    def verify() -> None:
+        models.draft(token, [_CONTEXT])
+        width = engine.config.limits.budget + 1
+        models.target.logits(models.append([i % vocabulary for i in range(width)], _CONTEXT)[0])
+
+    found = {"decode": _median_milliseconds(decode)}
+    if models.drafter is not None:
+        found["draft and verify"] = _median_milliseconds(verify)
+    return found
+
+
+def _median_milliseconds(function: Callable[[], None]) -> float:
+    times = []
+    for _ in range(_REPEATS):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return round(statistics.median(times) * 1e3, 3)
 
 
 class _Cache:
-    """A JSON file of earlier results; one that is damaged or cannot be written is done without."""
+    """Values kept between builds, one JSON file each; what cannot be read or written is no error."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
+
+    def get(self, kind: str, key: str) -> Any:
+        """A value, or None."""
+        path = self._path(kind, key)
+        if path is None:
+            return None
         try:
-            value = json.loads(path.read_text(encoding="utf-8"))
+            return json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            value = {}
-        self._values: dict[str, Any] = value if isinstance(value, dict) else {}
+            return None
 
-    def get(self, key: str) -> Any:
-        return self._values.get(key)
-
-    def put(self, key: str, value: Any) -> None:
-        self._values[key] = value
-
-    def save(self) -> None:
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
-            temporary.write_text(json.dumps(self._values), encoding="utf-8")
-            temporary.replace(self._path)
-        except OSError:
+    def put(self, kind: str, key: str, value: Any) -> None:
+        """Keep a value."""
+        path = self._path(kind, key)
+        if path is None:
             return
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write_json(path, value)
+        except OSError as error:
+            _say(f"the cache {path.parent} cannot be written: {error.strerror}")
+
+    def _path(self, kind: str, key: str) -> Path | None:
+        if self._directory is None:
+            return None
+        return self._directory / kind / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
-def _hashes(folder: Path, cached: _Cache, say: Callable[[str], None]) -> dict[str, str]:
-    if not folder.is_dir():
-        raise CheckpointError(folder, "there is no such checkpoint folder")
-    hashes = {}
-    for path in sorted(item for item in folder.iterdir() if item.is_file()):
-        status = path.stat()
-        key = f"sha256:{path}:{status.st_size}:{status.st_mtime_ns}:{status.st_ino}"
-        value = cached.get(key)
-        if not isinstance(value, str):
-            say(f"hashing {path}")
-            with path.open("rb") as file:
-                value = _sha256(file.read, status.st_size)
-            cached.put(key, value)
-        hashes[path.name] = value
-    return hashes
-
-
-def _sha256(read: Callable[[int], bytes], size: int) -> str:
-    total = hashlib.sha256()
-    for _ in range(0, size + 1, _CHUNK):
-        total.update(read(_CHUNK))
-    return total.hexdigest()
-
-
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m toolkit.ddtree.build", description="Build the engine on a host."
-    )
-    parser.add_argument("--model-path", required=True, help="target checkpoint, or `bundled`")
-    parser.add_argument("--speculative-draft-model-path", help="drafter checkpoint, or `bundled`")
-    parser.add_argument(
-        "--speculative-algorithm", choices=list(Algorithm), help="default: DDTREE with a drafter"
-    )
-    parser.add_argument("--speculative-ddtree-budget", type=int, default=16)
-    parser.add_argument("--speculative-ddtree-topk-cap", type=int, default=8)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--cpu-threads", type=int, help="default: measured")
-    parser.add_argument("--cache-dir", type=Path, default=Path.home() / ".cache" / "ddtoolkit")
-    parser.add_argument("--out", type=Path, required=True, help="where the manifest goes")
-    return parser.parse_args(argv)
-
-
-def _location(path: str, part: str) -> Path:
-    return _BUNDLED / part if path == "bundled" else Path(path)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; see the module's description."""
-    arguments = _arguments(argv)
-    drafter = arguments.speculative_draft_model_path
-    default = Algorithm.NONE if drafter is None else Algorithm.DDTREE
-    config = EngineConfig(
-        model_path=_location(arguments.model_path, "target"),
-        draft_model_path=None if drafter is None else _location(drafter, "drafter"),
-        algorithm=Algorithm(arguments.speculative_algorithm or default),
-        limits=TreeLimits(arguments.speculative_ddtree_budget, arguments.speculative_ddtree_topk_cap),
-        dtype=arguments.dtype,
-        device=arguments.device,
-        threads=arguments.cpu_threads,
-    )
-
-    def say(line: str) -> None:
-        sys.stderr.write(line + "\n")
-        sys.stderr.flush()
-
-    try:
-        manifest = build(config, arguments.cache_dir, say)
-        arguments.out.write_text(json.dumps(manifest, indent=2), encoding="utf-8")
-    except (ValueError, OSError) as error:
-        say(f"error: {error}")
-        return 2
-    return 0
+def _write_json(path: Path, value: Any) -> None:
+    """Write whole or not at all."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, encoding="utf-8", delete=False) as file:
+        temporary = Path(file.name)
+        try:
+            json.dump(value, file, indent=2, sort_keys=True)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 if __name__ == "__main__":

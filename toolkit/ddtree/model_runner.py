@@ -102,6 +102,16 @@ class ModelRunner:
         capture = () if self.drafter is None else self.drafter.config.target_layer_ids
         return self.target.forward(tokens.flatten(), rows, self._target_cache, capture)
 
+    def append(self, tokens: Sequence[int], start: int = 0) -> tuple[Tensor, Tensor | None]:
+        """Run tokens of one request in slot 0, behind its first `start` rows; see `forward`."""
+        count = len(tokens)
+        offsets = torch.arange(count, device=self.device)[None]
+        causal = torch.ones(1, count, count, dtype=torch.bool, device=self.device).tril_()
+        rows = self.rows(0, [start], offsets, causal)
+        hidden, captured = self.forward(torch.tensor([list(tokens)], device=self.device), rows)
+        self.extend_context(captured, rows, [range(count)])
+        return hidden, captured
+
     def draft(self, roots: Tensor, lengths: Sequence[int]) -> Tensor:
         """Draft the requests of the slots 0 .. R - 1.
 

@@ -119,7 +119,7 @@ class _Scene:
 
     def target_logits(self) -> Check:
         models = self.engine.twin().models
-        hidden, _ = prefill(models, self.prompt)
+        hidden, _ = models.append(self.prompt)
         return self.same(
             "target_logits", models.target.logits(hidden), self.logits, "prefill against the plain reference"
         )
@@ -222,7 +222,7 @@ class _Drafting:
 
     def captured_layers(self) -> Check:
         """The hidden states given to the drafter are the outputs of the layers that its config names."""
-        _, captured = prefill(self.scene.engine.twin().models, self.scene.prompt)
+        _, captured = self.scene.engine.twin().models.append(self.scene.prompt)
         if captured is None:
             raise ValueError("the target captured nothing")
         expected = torch.cat([self.scene.outputs[layer] for layer in self.config.target_layer_ids], dim=1)
@@ -284,7 +284,7 @@ class _Drafting:
         """Logits of root and nodes equal those of their paths, fed one row at a time."""
         tree = self.verified
         models = self.scene.engine.twin().models
-        prefill(models, self.scene.prompt)
+        models.append(self.scene.prompt)
         expected = torch.stack([self._plain_path(models, tree.path(node)) for node in (0, *tree.nodes)])
         ours = models.target.logits(tree.hidden)[: len(expected)]
         return self.scene.same(
@@ -298,7 +298,7 @@ class _Drafting:
         seen = tree.seen.clone()
         seen[0, node, tree.parents[node]] = False
         models = self.models.twin()
-        prefill(models, self.scene.prompt)
+        models.append(self.scene.prompt)
         hidden, _ = models.forward(tree.trees.tokens, models.rows(0, [self.length], tree.trees.depths, seen))
         before, after = (models.target.logits(x[node : node + 1]) for x in (tree.hidden, hidden))
         measured = float((before - after).abs().max()) / max(1.0, float(before.abs().max()))
@@ -309,9 +309,9 @@ class _Drafting:
         """A chain verified as a tree equals the same chain under an ordinary causal mask."""
         chain = self._tree(Expansion.CHAIN, self.config.block_size - 1)
         engine = self.scene.engine.twin()
-        prefill(engine.models, self.scene.prompt)
+        engine.models.append(self.scene.prompt)
         _, _, hidden, _ = engine._verify(chain, [self.length])
-        plain, _ = prefill(engine.models, chain.tokens[0].tolist(), self.length)
+        plain, _ = engine.models.append(chain.tokens[0].tolist(), self.length)
         ours, expected = (engine.models.target.logits(x) for x in (hidden, plain))
         return self.scene.same("causal_mask", ours, expected, "a chain as a tree against a causal forward")
 
@@ -341,7 +341,7 @@ class _Drafting:
         """Logits after a path, fed row by row behind the prompt."""
         tokens = self.verified.trees.tokens[0]
         logits = [
-            models.target.logits(prefill(models, [int(tokens[node])], self.length + depth)[0])
+            models.target.logits(models.append([int(tokens[node])], self.length + depth)[0])
             for depth, node in enumerate(path)
         ]
         return logits[-1][0]
@@ -349,11 +349,11 @@ class _Drafting:
     def _continuation(self, count: int) -> list[int]:
         """The target's greedy continuation, plainly decoded."""
         models = self.scene.engine.twin().models
-        hidden, _ = prefill(models, self.scene.prompt)
+        hidden, _ = models.append(self.scene.prompt)
         tokens: list[int] = []
         for step in range(count):
             tokens.append(int(models.target.logits(hidden[-1:]).argmax()))
-            hidden, _ = prefill(models, tokens[-1:], self.length + step)
+            hidden, _ = models.append(tokens[-1:], self.length + step)
         return tokens
 
     def _matched(self, layers: tuple[int, ...], outputs: list[Tensor], tokens: list[int]) -> float:
@@ -369,19 +369,6 @@ class _Drafting:
     def _reference_draft(self, layers: tuple[int, ...], outputs: list[Tensor], bonus: int) -> Tensor:
         config = replace(self.config, target_layer_ids=layers)
         return drafter_forward(config, self.weights, self.scene.weights, outputs, bonus)
-
-
-def prefill(
-    models: ModelRunner, tokens: list[int] | tuple[int, ...], start: int = 0
-) -> tuple[Tensor, Tensor | None]:
-    """Append tokens to slot 0 behind its first `start` rows; returns what `ModelRunner.forward` does."""
-    count = len(tokens)
-    offsets = torch.arange(count, device=models.device)[None]
-    causal = torch.ones(1, count, count, dtype=torch.bool, device=models.device).tril_()
-    rows = models.rows(0, [start], offsets, causal)
-    hidden, captured = models.forward(torch.tensor([list(tokens)], device=models.device), rows)
-    models.extend_context(captured, rows, [range(count)])
-    return hidden, captured
 
 
 def _requests_in_flight(engine: Engine) -> Check:
@@ -403,7 +390,7 @@ def _requests_in_flight(engine: Engine) -> Check:
 def _kv_difference(engine: Engine, slot: int, tokens: list[int]) -> float:
     """Largest difference, relative to the largest value, of a slot's K/V from a prefill of its tokens."""
     twin = engine.twin().models
-    prefill(twin, tokens)
+    twin.append(tokens)
     pairs = zip(engine.models.save(slot, len(tokens)), twin.save(0, len(tokens)), strict=True)
     return max(float((ours - own).abs().max() / own.abs().max().clamp(min=1.0)) for ours, own in pairs)
 
