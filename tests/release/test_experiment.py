@@ -5,25 +5,36 @@ import signal
 import time
 
 import pytest
-from changes import change
-from stub_service import ACCEPTS, REFUSES, wait_until
+from changes import change, request
+from stub_service import ACCEPTS, REFUSES, StubService, wait_until
 
 from toolkit.release import history
-from toolkit.release.controller import hold
+from toolkit.release.controller import begin, follow, hold
 from toolkit.release.experiment import read_experiment
 from toolkit.release.view import status
 
 
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory):
+    """A service that serves `one`; every test brings it back there."""
+    stub = StubService(tmp_path_factory.mktemp("experiment") / "root")
+    first = stub.stage("one")
+    change(stub, "deploy", first)
+    yield stub, first
+    stub.kill()
+
+
 @pytest.fixture
-def trial(service):
-    """A base and the release that is tried on it."""
-    first, second = service.stage("one"), service.stage("two")
-    change(service, "deploy", first)
-    return first, second
+def trial(deployed):
+    """The service, its base, and the release that is tried on it."""
+    service, first = deployed
+    service.wait_for_mark("one")
+    wait_until(lambda: service.host.lock.holder() is None)
+    return service, first, service.stage("two")
 
 
-def test_returns_at_expiry(service, trial):
-    first, second = trial
+def test_returns_at_expiry(trial):
+    service, first, second = trial
     outcome, _ = change(service, "experiment", second, first, acceptance=ACCEPTS, experiment_seconds=2.5)
     assert outcome.status == "committed"
     assert service.mark() == "two"
@@ -31,7 +42,7 @@ def test_returns_at_expiry(service, trial):
     assert (shown["release"], shown["base"], shown["timed"]) == (second.id, first.id, True)
     assert 0 < shown["remaining"] <= 2.5
     service.wait_for_mark("one", 20)
-    wait_until(lambda: len(history.read(service.paths)) == 3)
+    wait_until(lambda: history.read(service.paths)[-1].kind == "return")
     entry = history.read(service.paths)[-1]
     assert (entry.kind, entry.outcome, entry.release, entry.who) == (
         "return",
@@ -43,15 +54,15 @@ def test_returns_at_expiry(service, trial):
     assert status(service.layout, service.name).experiment is None
 
 
-def test_refused_experiment_is_rolled_back_and_not_timed(service, trial):
-    first, second = trial
+def test_refused_experiment_is_rolled_back_and_not_timed(trial):
+    service, first, second = trial
     outcome, _ = change(service, "experiment", second, first, acceptance=REFUSES, experiment_seconds=60)
     assert outcome.status == "rolled_back"
     assert read_experiment(service.paths) is None
 
 
-def test_new_deploy_cancels_it_and_falls_back_to_its_base(service, trial):
-    first, second = trial
+def test_new_deploy_cancels_it_and_falls_back_to_its_base(trial):
+    service, first, second = trial
     change(service, "experiment", second, first, experiment_seconds=60)
     timer = read_experiment(service.paths).timer["pid"]
     third = service.stage("three")
@@ -62,9 +73,9 @@ def test_new_deploy_cancels_it_and_falls_back_to_its_base(service, trial):
     wait_until(lambda: not os.path.exists(f"/proc/{timer}"))  # noqa: PTH110
 
 
-def test_dead_timer_is_started_again_by_the_next_command(service, trial):
-    first, second = trial
-    change(service, "experiment", second, first, experiment_seconds=3.0)
+def test_dead_timer_is_started_again_by_the_next_command(trial):
+    service, first, second = trial
+    change(service, "experiment", second, first, experiment_seconds=2.0)
     os.kill(read_experiment(service.paths).timer["pid"], signal.SIGKILL)
     wait_until(lambda: not read_experiment(service.paths).timed)
     assert status(service.layout, service.name).experiment["timed"] is False
@@ -75,22 +86,22 @@ def test_dead_timer_is_started_again_by_the_next_command(service, trial):
     wait_until(lambda: history.read(service.paths)[-1].kind == "return")
 
 
-def test_stopped_service_stays_stopped_at_expiry(service, trial):
-    first, second = trial
-    change(service, "experiment", second, first, experiment_seconds=4.0)
+def test_waits_while_someone_else_is_at_work(trial):
+    service, first, second = trial
+    asked = request("experiment", second, first, experiment_seconds=0.1)
+    with hold(service.layout, service.name, "something long"):
+        for _ in follow(begin(service.layout, service.name, asked)):
+            pass
+        time.sleep(1.5)
+        assert service.mark() == "two"
+    service.wait_for_mark("one", 20)
+
+
+def test_stopped_service_stays_stopped_at_expiry(trial):
+    service, first, second = trial
+    change(service, "experiment", second, first, experiment_seconds=2.0)
     change(service, "stop")
     wait_until(lambda: history.read(service.paths)[-1].kind == "return", 25)
     assert service.host.store.current() == first
     assert service.mark() is None
     assert "stopped as before" in history.read(service.paths)[-1].message
-
-
-def test_waits_while_someone_else_is_at_work(service, trial):
-    first, second = trial
-    change(service, "experiment", second, first, experiment_seconds=0.1)
-    with hold(service.layout, service.name, "something long", wait=20):
-        if read_experiment(service.paths) is None:
-            pytest.fail("it returned before the lock was taken: too slow a machine for this test")
-        time.sleep(1.5)
-        assert service.mark() == "two"
-    service.wait_for_mark("one", 20)

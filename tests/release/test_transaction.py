@@ -161,13 +161,9 @@ def test_rollback_to_a_broken_release_restores_the_better_one(service):
     good = service.unit("x", "--mark", "one").argv
     first = service.stage("one", argv=("/bin/sh", "-c", f'[ -e {flag} ] && exit 4; exec "$@"', "sh", *good))
     second = service.stage("two")
-    change(service, "deploy", first, acceptance=ACCEPTS)
-    change(service, "deploy", second, first, acceptance=ACCEPTS)
-    outcome, _ = change(service, "rollback", first, second, acceptance=ACCEPTS)
-    assert outcome.status == "committed"
-    assert service.mark() == "one"
+    change(service, "deploy", first)
+    change(service, "deploy", second, first)
     flag.touch()
-    change(service, "rollback", second, first, acceptance=ACCEPTS)
     outcome, _ = change(service, "rollback", first, second, acceptance=ACCEPTS)
     assert outcome.status == "rolled_back"
     assert "ended with status 4" in outcome.message
