@@ -88,6 +88,15 @@ def test_padding_never_matches():
     assert walked.bonus.tolist() == [5]
 
 
+def test_a_repeated_token_is_followed():
+    """The root's token again, and again: the root must not be taken for its own child."""
+    logprobs = torch.full((1, 3, 1), -0.5)
+    tokens = torch.full((1, 3, 1), 5)
+    trees = build_trees(logprobs, tokens, torch.tensor([5]), BatchLimits.of([TreeLimits(3, 1)]), 3)
+    walked = walk(trees, torch.full((1, 4), 5))
+    assert walked.path.tolist() == [[0, 1, 2, 3]]
+
+
 def test_a_cousin_with_the_same_token_is_not_taken():
     trees = tree([TreeLimits(20, 3)])
     target = torch.full_like(trees.tokens, 21)
@@ -135,6 +144,14 @@ class TestRoundStats:
         assert stats.ranks == (1,) * stats.accepted
         assert stats.reject_rank == 1
         assert stats.nodes == 20
+
+    def test_rank_0_nodes_off_the_chain_do_not_make_it_whole(self):
+        logprobs = torch.tensor([[[-0.7, -0.7], [-0.1, -5.0], [-9.0, -9.0]]])
+        tokens = torch.tensor([[[1, 2], [3, 4], [5, 6]]])
+        trees = build_trees(logprobs, tokens, torch.tensor([0]), BatchLimits.of([TreeLimits(4, 2)]), 4)
+        assert trees.ranks.tolist() == [[-1, 0, 1, 0, 0]]
+        (stats,) = round_stats(trees, walk(trees, torch.zeros_like(trees.tokens)), tokens)
+        assert not stats.chain_in_tree
 
     def test_a_tree_without_the_chain_says_so(self):
         short, whole = tree([TreeLimits(3, 3), TreeLimits(4, 3, Expansion.CHAIN_SEEDED)]), None

@@ -13,17 +13,16 @@ from __future__ import annotations
 import ctypes
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
+from typing import NamedTuple
 
 from toolkit.ddtree.types import Expansion, TreeLimits
 
 _Candidates = Sequence[Sequence[float]]
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(NamedTuple):
     """A node of a draft tree.
 
     Attributes:
@@ -113,7 +112,6 @@ def _grow(seed: list[Node], logprobs: _Candidates, budget: int, cap: int) -> lis
         offer(0, 0.0, 1, 1)
         for above, below in pairwise(nodes):
             offer(below.parent, above.score, below.depth, 1)
-        offer(len(nodes), nodes[-1].score, nodes[-1].depth + 1, 0)
     while heap and len(nodes) < budget:
         negative, depth, parent, rank, parent_score = heapq.heappop(heap)
         nodes.append(Node(parent, depth, rank, -negative))

@@ -49,8 +49,8 @@ def walk(trees: DraftTrees, target_tokens: Tensor) -> Walk:
     Returns:
         Accepted paths; needs no synchronisation with the device.
     """
-    matches = trees.valid & (trees.tokens == target_tokens.gather(1, trees.parents))
-    matches[:, 0] = False
+    matches = trees.tokens == target_tokens.gather(1, trees.parents)
+    matches[:, 0] = False  # its own parent, as padding is; but padding is never reached
     node = torch.zeros_like(trees.counts)
     path = [node]
     accepted = torch.zeros_like(trees.counts)
