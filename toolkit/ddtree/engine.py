@@ -27,7 +27,7 @@ from toolkit.ddtree.running import Running
 from toolkit.ddtree.sampling import Sampler, argmax
 from toolkit.ddtree.stopping import StopStrings
 from toolkit.ddtree.tokenizer import load_tokenizer
-from toolkit.ddtree.tree import BatchLimits, DraftTrees, ancestor_mask, build_trees, topk_logprobs
+from toolkit.ddtree.tree import DraftTrees, ancestor_mask
 from toolkit.ddtree.types import Algorithm, EngineConfig, FinishReason, Output, Request, RoundStats
 from toolkit.ddtree.validation import check_request
 from toolkit.ddtree.walk import round_stats, walk
@@ -289,11 +289,7 @@ class Engine:
         lengths = _lengths(self._running)
         limits = [running.limits for running in self._running]
         roots = self._roots()
-        logprobs, candidates = topk_logprobs(
-            self.models.draft(roots, lengths), max(limit.topk_cap for limit in limits)
-        )
-        width = max(limit.budget for limit in limits)
-        trees = build_trees(logprobs, candidates, roots, BatchLimits.of(limits, self._device), width)
+        trees, candidates = self.models.grow(self.models.draft(roots, lengths), roots, limits)
         seen, rows, hidden, captured = self._verify(trees, lengths)
         walked = walk(trees, self._choose(self._running, hidden, trees.tokens, trees.depths, seen))
         stats = round_stats(trees, walked, candidates)

@@ -13,11 +13,23 @@ from toolkit.ddtree.models.config import read_target_config
 from toolkit.ddtree.models.dflash import DFlashDrafter
 from toolkit.ddtree.models.layers import Rows, attention_mask
 from toolkit.ddtree.models.qwen3 import Qwen3Target
-from toolkit.ddtree.types import Algorithm, EngineConfig
+from toolkit.ddtree.tree import BatchLimits, DraftTrees, build_trees, topk_logprobs
+from toolkit.ddtree.types import Algorithm, EngineConfig, TreeLimits
 from toolkit.ddtree.validation import check_config
 
 PREFILL_ROWS = 1024
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class _Kernels:
+    """The Triton kernels, imported only where they run."""
+
+    def __init__(self) -> None:
+        from toolkit.ddtree.kernels.topk import topk_logprobs
+        from toolkit.ddtree.kernels.tree_builder import build_trees
+
+        self.topk_logprobs = topk_logprobs
+        self.build_trees = build_trees
 
 
 class ModelRunner:
@@ -55,6 +67,7 @@ class ModelRunner:
             self.drafter = DFlashDrafter.load(config.draft_model_path, self.target, config.block_size)
             self.block_size = self.drafter.block_size
         check_config(config, longest, self.block_size)
+        self._kernels = _Kernels() if self.device.type == "cuda" else None
         self._start_empty()
 
     def twin(self) -> ModelRunner:
@@ -125,6 +138,29 @@ class ModelRunner:
         drafter, cache = self._drafting()
         offsets = torch.arange(self.block_size, device=self.device).expand(len(lengths), -1)
         return drafter.draft(drafter.block(roots), self.rows(0, lengths, offsets, None), cache)
+
+    def grow(
+        self, draft_logits: Tensor, roots: Tensor, limits: Sequence[TreeLimits]
+    ) -> tuple[DraftTrees, Tensor]:
+        """Build a tree from each request's draft, by kernels on a GPU and by their plain references on a CPU.
+
+        Args:
+            draft_logits: [R, block_size - 1, vocabulary].
+            roots: int64 [R], the bonus tokens.
+            limits: limits of each tree.
+
+        Returns:
+            The trees, and the drafter's candidates int64 [R, block_size - 1, largest cap].
+        """
+        cap = min(max(limit.topk_cap for limit in limits), draft_logits.shape[-1])
+        budget = max(limit.budget for limit in limits)
+        batch = BatchLimits.of(limits, self.device)
+        if self._kernels is None:
+            logprobs, candidates = topk_logprobs(draft_logits, cap)
+            return build_trees(logprobs, candidates, roots, batch, budget), candidates
+        logprobs, candidates = self._kernels.topk_logprobs(draft_logits, cap)
+        trees, _ = self._kernels.build_trees(logprobs, candidates, roots, batch, budget)
+        return trees, candidates
 
     def extend_context(self, captured: Tensor | None, rows: Rows, paths: Sequence[Sequence[int]]) -> None:
         """Give the drafter the hidden states of newly committed rows.

@@ -23,7 +23,7 @@ from toolkit.ddtree.models.dflash import DFlashDrafter
 from toolkit.ddtree.models.layers import Rows, scaled
 from toolkit.ddtree.models.loading import load_drafter_weights, load_target_weights
 from toolkit.ddtree.models.reference import Weights, drafter_forward, target_forward
-from toolkit.ddtree.tree import BatchLimits, DraftTrees, build_trees, topk_logprobs
+from toolkit.ddtree.tree import DraftTrees
 from toolkit.ddtree.types import Expansion, Request, SamplingParams, TreeLimits
 
 _log = logging.getLogger(__name__)
@@ -331,11 +331,8 @@ class _Drafting:
         )
 
     def _tree(self, expansion: Expansion, budget: int) -> DraftTrees:
-        limits = TreeLimits(budget, min(4, self.draft_logits.shape[-1]), expansion)
-        logprobs, candidates = topk_logprobs(self.draft_logits, limits.topk_cap)
-        return build_trees(
-            logprobs, candidates, self.roots, BatchLimits.of([limits], self.models.device), budget
-        )
+        trees, _ = self.models.grow(self.draft_logits, self.roots, [TreeLimits(budget, 4, expansion)])
+        return trees
 
     def _plain_path(self, models: ModelRunner, path: list[int]) -> Tensor:
         """Logits after a path, fed row by row behind the prompt."""

@@ -1,0 +1,25 @@
+"""The engine with the Triton kernels, here interpreted: what it does on a GPU, but for the device."""
+
+import os
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+from tests.ddtree.conftest import build_engine, generate, request
+from toolkit.ddtree.model_runner import _Kernels
+from toolkit.ddtree.types import Expansion, TreeLimits
+
+
+def test_kernels_give_the_same_rounds_as_their_references(lucky_pair):
+    batch = [
+        request("a", [1, 2, 3, 4, 5, 6, 7]),
+        request("b", [5], TreeLimits(7, 1, Expansion.CHAIN)),
+        request("c", [3, 9], TreeLimits(13, 4, Expansion.CHAIN_SEEDED)),
+    ]
+    engine = build_engine(lucky_pair, max_running_requests=3)
+    expected = generate(engine, *batch)
+    engine.models._kernels = _Kernels()
+    assert generate(engine, *batch) == expected
+    assert max(rank for stats in expected["a"].rounds for rank in stats.ranks) > 0
