@@ -70,6 +70,8 @@ class Faults:
     batch_accepts: int | None = None
     echo_probes: bool = False  # one-token requests repeat what the server generated before
     empty: bool = False
+    constant: bool = False
+    hang_up: bool = False  # close kept connections without saying so
     short_lists: bool = False
     failing_self_check: bool = False
     api_key: str | None = None
@@ -349,6 +351,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+        self.close_connection = self.close_connection or self.state.faults.hang_up
 
 
 def _native(body: dict[str, Any]) -> dict[str, Any]:
@@ -381,8 +384,8 @@ def _openai(body: dict[str, Any], faults: Faults) -> dict[str, Any]:
 
 
 def _generate(ask: Ask, faults: Faults, state: State, *, many: bool) -> list[int]:
-    if faults.empty:
-        return []
+    if faults.empty or faults.constant:
+        return [3] * ask["count"] if faults.constant else []
     prefix, out = list(ask["prompt"]), []
     seed = 0 if faults.greedy_always else random.random() if faults.new_seed_always else ask["seed"]
     draw = random.Random(seed)

@@ -16,6 +16,8 @@ RUN = {check.name: check.run for check in CHECKS}
 # Faults of the server, the check that must notice, what it must say, and a word of its explanation.
 FAULTS = [
     ({"empty": True}, "real_tokens", "failed", "nothing of use"),
+    ({"constant": True}, "real_tokens", "failed", "same answer"),
+    ({"constant": True, "dialect": "openai"}, "real_tokens", "failed", "same answer"),
     ({"repeat_every": 5}, "lossless", "failed", "instead of"),
     ({"wrong_in_batch": True}, "lossless", "failed", "batch of 16"),
     ({"ignore_salt": True, "no_flush": True}, "lossless", "inconclusive", "cache"),
@@ -110,6 +112,12 @@ def test_probes_carry_a_fresh_salt_and_generations_none(open_session):
 def test_an_incomplete_list_of_answers_is_an_error(open_session):
     with pytest.raises(EndpointError, match="otherwise"):
         RUN["lossless"](open_session(short_lists=True))
+
+
+def test_kept_connections_may_be_closed_at_any_time(open_session):
+    session = open_session(hang_up=True)
+    assert RUN["batch_tokens"](session).status == "passed"
+    assert RUN["tokens_per_second"](session).status == "passed"
 
 
 def test_salts_differ_between_runs(open_session):

@@ -156,6 +156,9 @@ def _same_tokens(name: str, tree: Report, reference: list[list[int]], launch: Me
         return CheckResult(name, "not_checked", expected=expected, detail="measured on other prompts")
     if not reference or not launch.outputs:
         return CheckResult(name, "not_checked", expected=expected, detail="no token ids to compare")
+    if [len(tokens) for tokens in reference] != [len(tokens) for tokens in launch.outputs]:
+        detail = "the launch gave outputs of other lengths than the release"
+        return CheckResult(name, "failed", expected=expected, detail=detail)
     different = sum(a != b for a, b in zip(reference, launch.outputs, strict=False))
     figures: dict[str, Any] = {"outputs": len(launch.outputs), "different": different}
     if not different:

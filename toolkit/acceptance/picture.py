@@ -32,7 +32,7 @@ def draw(report: Report, path: Path) -> None:
         steps.legend()
     steps.set(xlabel="matched draft tokens", ylabel="share of verify steps", title="Verify steps")
     latency.bar(list(report.latency), [1000 * value for value in report.latency.values()], color="tab:gray")
-    latency.set(ylabel="ms", title=f"Latency of {report.load.get('tokens')} tokens under load")
+    latency.set(ylabel="ms", title="Latency under load")
     try:
         figure.savefig(path, dpi=120)
     except OSError as error:

@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
-from toolkit.acceptance.endpoint import Ask
+from toolkit.acceptance.endpoint import Ask, Generation
 from toolkit.acceptance.result import CheckResult
 from toolkit.acceptance.session import Session
 
 MANY = 150
 
+_PROMPTS = 4
+_TOKENS = 8
+
 
 def real_tokens(session: Session) -> CheckResult:
-    """A prompt is answered with as many tokens as asked for, and with text."""
-    wanted = 8
-    answer = session.send([Ask(session.prompts[0], wanted)], concurrency=1)[0]
-    count = answer.completion_tokens
-    if count is None and answer.output_ids is not None:
-        count = len(answer.output_ids)
+    """Prompts are answered with as many tokens as asked for, and not all with the same ones.
+
+    A model whose logits are no numbers answers every prompt with one repeated token.
+    """
+    asks = [Ask(prompt, _TOKENS) for prompt in session.prompts[:_PROMPTS]]
+    answers = session.send(asks, concurrency=_PROMPTS)
     fixed = session.identity.kind != "openai"
-    right = count == wanted if fixed else bool(count or answer.text)
-    shown = bool(answer.text or answer.output_ids)
+    counts = [_count(answer) for answer in answers]
+    fault = ""
+    if any(count != _TOKENS if fixed else not count for count in counts):
+        fault = "the server answers, but generates nothing of use"
+    elif len({answer.output_ids or answer.text for answer in answers}) == 1:
+        fault = f"{_PROMPTS} different prompts get one and the same answer: {answers[0].text[:40]!r}"
     return CheckResult(
         "real_tokens",
-        "passed" if right and shown else "failed",
-        measured={"tokens": count, "characters": len(answer.text)},
-        expected=f"{wanted} tokens" if fixed else "at least one token",
-        detail="" if right and shown else "the server answers, but generates nothing of use",
+        "failed" if fault else "passed",
+        measured={"prompts": _PROMPTS, "tokens": counts},
+        expected=f"{_TOKENS} tokens to each prompt" if fixed else "at least one token to each prompt",
+        detail=fault,
     )
+
+
+def _count(answer: Generation) -> int:
+    """Tokens of an answer that shows any; characters where the server does not count tokens."""
+    if not answer.text and not answer.output_ids:
+        return 0
+    return answer.completion_tokens or len(answer.output_ids or answer.text)
 
 
 def many_requests(session: Session) -> CheckResult:
