@@ -1,5 +1,6 @@
 """Who holds the lock, how it is taken over, and what nobody can take away."""
 
+import fcntl
 import json
 import os
 import subprocess
@@ -129,6 +130,25 @@ def test_damaged_token_locks_nobody_out(service, lock):
     service.paths.lock.write_text('{"token": ')
     with lock.hold("swap") as held:
         assert lock.holder() == held.info
+
+
+def test_look_and_replacement_are_serialised(service, lock):
+    """Two takers of one stale token: the second waits for the first, and then sees its token."""
+    with lock.hold("first"):
+        pass
+    got = threading.Event()
+
+    def take():
+        with lock.hold("second"):
+            got.set()
+
+    with (service.paths.state / "lock.guard").open() as guard:
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        taker = threading.Thread(target=take)
+        taker.start()
+        assert not got.wait(0.3)
+    assert got.wait(5)
+    taker.join()
 
 
 def test_only_one_of_many_gets_it(lock):

@@ -17,8 +17,10 @@ from toolkit.release.run import work
 from toolkit.service.processes import read_stat
 
 
-def die_at(monkeypatch, service, asked, line):
+def die_at(monkeypatch, service, asked, line, *, before=False):
     """Run the transaction in a child that is killed right after writing journal line `line`, counted from 0.
+
+    With `before` it is killed when it is about to write it, so that the effect of the step has happened.
 
     Returns:
         whether it was killed; False once the transaction has fewer lines.
@@ -31,6 +33,8 @@ def die_at(monkeypatch, service, asked, line):
         written = Journal.write
 
         def write(self, event, *, durable=True):
+            if before and len(read_journal(folder)) == line:
+                os.kill(os.getpid(), signal.SIGKILL)
             written(self, event, durable=durable)
             if len(read_journal(folder)) > line:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -95,6 +99,17 @@ def test_killed_on_the_way_to_a_good_release(stub, monkeypatch, line):
         assert outcome.status == "committed"
         assert current == new
         assert new.acceptance == {}
+
+
+def test_killed_between_history_and_outcome_is_recorded_once(stub, monkeypatch):
+    base = stub.host.store.current()
+    new = stub.stage("late")
+    asked = request("deploy", new, base, acceptance=ACCEPTS)
+    assert die_at(monkeypatch, stub, asked, 14, before=True)
+    assert history.read(stub.paths)[-1].id == asked.id
+    outcome = recover(stub)
+    assert outcome.status == "committed"
+    assert consistent(stub, outcome, asked) == new
 
 
 @pytest.mark.parametrize("line", [12, 14, 16, 18])
