@@ -14,11 +14,10 @@ from toolkit.ddtree.types import Expansion, TreeLimits
 
 def test_kernels_give_the_same_rounds_as_their_references(lucky_pair):
     batch = [
-        request("a", [1, 2, 3, 4, 5, 6, 7]),
-        request("b", [5], TreeLimits(7, 1, Expansion.CHAIN)),
-        request("c", [3, 9], TreeLimits(13, 4, Expansion.CHAIN_SEEDED)),
+        request("a", [1, 2, 3, 4, 5, 6, 7], max_new_tokens=8),
+        request("b", [5], TreeLimits(7, 1, Expansion.CHAIN), max_new_tokens=4),
     ]
-    engine = build_engine(lucky_pair, max_running_requests=3)
+    engine = build_engine(lucky_pair, limits=TreeLimits(12, 4))
     expected = generate(engine, *batch)
     engine.models._kernels = _Kernels()
     assert generate(engine, *batch) == expected
