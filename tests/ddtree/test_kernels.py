@@ -96,7 +96,7 @@ class TestKeys:
         assert out.tolist() == list(range(7, -1, -1))
 
     def test_order_and_round_trip(self):
-        values = torch.tensor([3.5, 3.5, 1e-40, 0.0, -0.0, -1e-40, -2.0, -inf], device=DEVICE)
+        values = torch.tensor([3.5, 3.5, 1e-40, -0.0, 0.0, -1e-40, -2.0, -inf], device=DEVICE)
         ties = torch.tensor([0, 2**31 - 1, 9, 3, 4, 0, 7, 1], dtype=torch.int32, device=DEVICE)
         keys, tie_out = torch.empty_like(ties, dtype=torch.int64), torch.empty_like(ties, dtype=torch.int64)
         value_out = torch.empty_like(values)
