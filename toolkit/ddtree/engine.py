@@ -291,11 +291,14 @@ class Engine:
         roots = self._roots()
         trees, candidates = self.models.grow(self.models.draft(roots, lengths), roots, limits)
         seen, rows, hidden, captured = self._verify(trees, lengths)
-        walked = walk(trees, self._choose(self._running, hidden, trees.tokens, trees.depths, seen))
+        choices = self._choose(self._running, hidden, trees.tokens, trees.depths, seen)
+        walked = walk(trees, choices)
         stats = round_stats(trees, walked, candidates)
-        counts = [row.committed for row in stats]
-        paths = _cut(walked.path, counts)
-        return self._accept(paths, _cut(walked.committed(trees), counts), stats, captured, rows)
+        paths = [path[: row.committed] for path, row in zip(walked.path.tolist(), stats, strict=True)]
+        committed = [
+            [row[node] for node in path] for row, path in zip(choices.tolist(), paths, strict=True)
+        ]  # what the target chose at each accepted node is the node after it, or the bonus token
+        return self._accept(paths, committed, stats, captured, rows)
 
     def _verify(
         self, trees: DraftTrees, lengths: Sequence[int]
@@ -413,11 +416,6 @@ class Engine:
 
 def _lengths(batch: Sequence[Running]) -> list[int]:
     return [running.length for running in batch]
-
-
-def _cut(rows: Tensor, counts: Sequence[int]) -> list[list[int]]:
-    """The first `counts[i]` values of each row."""
-    return [row[:count] for row, count in zip(rows.tolist(), counts, strict=True)]
 
 
 def _chain_stats(drafted: int, accepted: int) -> RoundStats:

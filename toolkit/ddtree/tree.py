@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +23,7 @@ EXPANSION_CODES: dict[Expansion, int] = {
     Expansion.CHAIN_SEEDED: 2,
 }
 _EXPANSIONS = {code: expansion for expansion, code in EXPANSION_CODES.items()}
+_FEW = 16  # candidates up to which repeated argmaxes beat torch.topk on a CPU
 _ORDERED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -101,6 +103,10 @@ def topk_logprobs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         raise ValueError(f"top-k {k} is outside 1..{vocabulary}, the vocabulary")
     if logits.dtype not in _ORDERED_DTYPES:
         raise ValueError(f"logits are {logits.dtype}; give float32, bfloat16 or float16")
+    if logits.device.type == "cpu" and logits.dtype == torch.float32 and k <= _FEW:
+        found = _few_of_many(logits, k)
+        if found is not None:
+            return found
     wide = logits.float()
     values, tokens = torch.topk(wide, k, dim=-1)
     if bool(((wide < values[..., -1:]).sum(-1) == vocabulary - k).all()):
@@ -111,6 +117,24 @@ def topk_logprobs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         tokens = torch.topk(keys, k, dim=-1).indices
     logprobs = wide.gather(-1, tokens) - torch.logsumexp(wide, dim=-1, keepdim=True)
     return logprobs.clamp(max=0.0), tokens
+
+
+def _few_of_many(logits: Tensor, k: int) -> tuple[Tensor, Tensor] | None:
+    """`topk_logprobs` of float32 logits on a CPU, by k argmaxes; None where one of the best is not finite."""
+    left = logits.reshape(-1, logits.shape[-1]).numpy().copy()
+    flat = left.reshape(-1)
+    starts = np.arange(0, len(flat), left.shape[1])
+    tokens = np.empty((len(left), k), dtype=np.int64)
+    values = np.empty((len(left), k), dtype=np.float32)
+    for rank in range(k):
+        best = left.argmax(1)
+        tokens[:, rank] = best
+        values[:, rank] = flat[starts + best]
+        flat[starts + best] = -inf
+    if not np.isfinite(values).all():
+        return None
+    found = torch.from_numpy(tokens).view(*logits.shape[:-1], k)
+    return torch.log_softmax(logits, dim=-1).gather(-1, found), found
 
 
 def build_trees(
@@ -156,6 +180,27 @@ def ancestor_mask(trees: DraftTrees) -> Tensor:
 
     Padding sees only itself, and nothing sees padding.
     """
+    if trees.parents.device.type == "cpu":
+        return _ancestors_on_host(trees.parents.tolist())
+    return _ancestors_on_device(trees)
+
+
+def _ancestors_on_host(parents: list[list[int]]) -> Tensor:
+    """`ancestor_mask` by one integer of bits a node, its parent's and its own."""
+    requests, count = len(parents), len(parents[0])
+    width = -(-count // 8)
+    packed = bytearray()
+    for row in parents:
+        seen: list[int] = []
+        for node, parent in enumerate(row):
+            seen.append((seen[parent] if parent < node else 0) | 1 << node)
+            packed += seen[node].to_bytes(width, "little")
+    words = np.frombuffer(packed, dtype=np.uint8).reshape(requests, count, width)
+    return torch.from_numpy(np.unpackbits(words, axis=2, count=count, bitorder="little").view(np.bool_))
+
+
+def _ancestors_on_device(trees: DraftTrees) -> Tensor:
+    """`ancestor_mask` in tensor operations of fixed shape."""
     requests, count = trees.parents.shape
     mask = torch.eye(count, dtype=torch.bool, device=trees.parents.device).repeat(requests, 1, 1)
     ancestors = trees.parents

@@ -49,6 +49,36 @@ def walk(trees: DraftTrees, target_tokens: Tensor) -> Walk:
     Returns:
         Accepted paths; needs no synchronisation with the device.
     """
+    if trees.tokens.device.type == "cpu":
+        return _walk_on_host(trees, target_tokens)
+    return _walk_on_device(trees, target_tokens)
+
+
+def _walk_on_host(trees: DraftTrees, target_tokens: Tensor) -> Walk:
+    """`walk` in plain Python, which on a CPU takes a tenth of the time that small tensor operations do."""
+    paths, accepted, bonus = [], [], []
+    rows = zip(
+        trees.tokens.tolist(),
+        trees.parents.tolist(),
+        trees.counts.tolist(),
+        target_tokens.tolist(),
+        strict=True,
+    )
+    for tokens, parents, count, choices in rows:
+        children: dict[tuple[int, int], int] = {}
+        for node in range(1, count + 1):
+            children.setdefault((parents[node], tokens[node]), node)
+        path = [0]
+        while (child := children.get((path[-1], choices[path[-1]]))) is not None:
+            path.append(child)
+        accepted.append(len(path) - 1)
+        bonus.append(choices[path[-1]])
+        paths.append(path + [-1] * (trees.max_depth + 1 - len(path)))
+    return Walk(torch.tensor(paths), torch.tensor(accepted), torch.tensor(bonus))
+
+
+def _walk_on_device(trees: DraftTrees, target_tokens: Tensor) -> Walk:
+    """`walk` in tensor operations of fixed shape."""
     matches = trees.tokens == target_tokens.gather(1, trees.parents)
     matches[:, 0] = False  # its own parent, as padding is; but padding is never reached
     node = torch.zeros_like(trees.counts)

@@ -1,0 +1,48 @@
+"""On a CPU some tree operations take another path than on a GPU: both give the same."""
+
+from dataclasses import fields
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from toolkit.ddtree import tree
+from toolkit.ddtree.tree import BatchLimits, build_trees, topk_logprobs
+from toolkit.ddtree.types import Expansion, TreeLimits
+from toolkit.ddtree.walk import Walk, _walk_on_device, _walk_on_host
+
+LIMITS = st.builds(TreeLimits, st.integers(0, 70), st.integers(1, 4), st.sampled_from(Expansion))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(LIMITS, min_size=1, max_size=4), st.integers(0, 2**31))
+def test_masks_and_walks(limits, seed):
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(len(limits), 7, 6, generator=generator)
+    roots = torch.randint(6, (len(limits),), generator=generator)
+    trees = build_trees(
+        *topk_logprobs(logits, 4), roots, BatchLimits.of(limits), max(limit.budget for limit in limits)
+    )
+    assert torch.equal(tree._ancestors_on_host(trees.parents.tolist()), tree._ancestors_on_device(trees))
+    # what the target says is mostly what some node holds, so that paths are long
+    choices = torch.randint(6, trees.tokens.shape, generator=generator)
+    child = trees.valid & (torch.rand(trees.tokens.shape, generator=generator) < 0.8)
+    choices.scatter_(1, trees.parents, torch.where(child, trees.tokens, choices.gather(1, trees.parents)))
+    ours, theirs = _walk_on_host(trees, choices), _walk_on_device(trees, choices)
+    for field in fields(Walk):
+        assert torch.equal(getattr(ours, field.name), getattr(theirs, field.name)), field.name
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 6), st.integers(0, 2**31), st.sampled_from([1.0, 100.0]), st.booleans())
+def test_candidates(k, seed, step, with_infinity):
+    generator = torch.Generator().manual_seed(seed)
+    logits = (torch.randn(2, 3, 40, generator=generator) * step).round() / step  # many are equal
+    if with_infinity:
+        logits[0, 0, k - 1 :] = -torch.inf
+    expected_scores, expected = topk_logprobs(logits.double().float().to(torch.float16), k)
+    same = logits.half().float()
+    scores, tokens = topk_logprobs(same, k)
+    assert torch.equal(tokens, expected)
+    assert torch.allclose(scores, expected_scores, atol=1e-5, equal_nan=True)
+    assert (tree._few_of_many(same, k) is None) == with_infinity
