@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from toolkit.ddtree.server.__main__ import main
+from toolkit.ddtree.server.__main__ import StartError, bind, listen, main
 
 # Breaks the engine where a request's cache salt asks for it.
 _FAULTS = """
@@ -139,6 +139,13 @@ def test_a_port_in_use_is_said_before_anything_is_loaded(server):
     assert result.returncode == 1
     assert result.stderr == f"ddtree server: cannot listen on 127.0.0.1 port {port}: Address already in use\n"
     assert result.stdout == ""
+
+
+def test_of_two_that_start_at_once_one_is_told():
+    with bind("127.0.0.1", 0) as first, bind("127.0.0.1", first.getsockname()[1]) as second:
+        listen(first)
+        with pytest.raises(StartError, match="Address already in use"):
+            listen(second)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("toolkit.ddtree.server")
 
+_BACKLOG = 2048
 _CLOSE_SECONDS = 1  # for answers to reach their clients once generation has ended
 
 
@@ -42,8 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         for warning in args.warnings:
             log.warning("%s", warning)
-        with _bind(args.host, args.port) as sock:
+        with bind(args.host, args.port) as sock:
             service = _load(args)
+            listen(sock)
             return asyncio.run(_serve(service, sock))
     except (UsageError, StartError) as error:
         print(f"ddtree server: {error}", file=sys.stderr)
@@ -52,8 +54,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    """A bound socket, before the slow loading; it listens once the model is there."""
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket, before the slow loading; it listens once the model is there.
+
+    Raises:
+        StartError: the address is in use or not this machine's.
+    """
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, kind, proto)
@@ -62,6 +68,19 @@ def _bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise StartError(f"cannot listen on {host} port {port}: {error.strerror}") from None
     return sock
+
+
+def listen(sock: socket.socket) -> None:
+    """Start listening; another server may have come first since `bind`.
+
+    Raises:
+        StartError: the address is in use; two servers can both bind it until one of them listens.
+    """
+    try:
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        host, port = sock.getsockname()[:2]
+        raise StartError(f"cannot listen on {host} port {port}: {error.strerror}") from None
 
 
 def _load(args: ServerArgs) -> Service:
