@@ -250,6 +250,15 @@ def test_the_base_report_sets_the_floor(open_session, tmp_path, tolerance, statu
     assert RUN["tokens_per_second"](session).status == "failed"
 
 
+@pytest.mark.parametrize(("tolerance", "status"), [(None, "failed"), (0.5, "failed"), (1 - 1e-9, "passed")])
+def test_tokens_per_second_may_have_a_tolerance_of_its_own(open_session, tmp_path, tolerance, status):
+    path = tmp_path / "base.json"
+    session = open_session({"base_report": str(path), "speed_tolerance": tolerance, "requests": 16})
+    base_report(session, path)
+    assert RUN["tokens_per_second"](session).status == status
+    assert RUN["acceptance_length"](session).status == "failed"  # still by `tolerance`
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -39,6 +39,7 @@ class Settings(BaseModel):
     min_acceptance_length: float | None = Field(None, ge=1)
     min_tokens_per_second: float | None = Field(None, gt=0)
     tolerance: float = Field(0.1, ge=0, lt=1)
+    speed_tolerance: float | None = Field(None, ge=0, lt=1)
     base_report: str | None = None
     requests: int = Field(160, ge=151, le=100_000)
     concurrency: int = Field(16, ge=1, le=1024)
@@ -126,6 +127,7 @@ def settings_for(
         min_acceptance_length=accept.min_acceptance_length if speculative else None,
         min_tokens_per_second=accept.min_tokens_per_second,
         tolerance=accept.tolerance,
+        speed_tolerance=accept.speed_tolerance,
         base_report=None if base_report is None else str(base_report),
         requests=accept.requests,
         concurrency=accept.concurrency,

@@ -290,6 +290,9 @@ class Acceptance(_Section):
     )
     min_tokens_per_second: float | None = Field(None, gt=0, le=1e9, description="output tokens a second")
     tolerance: float = Field(0.1, ge=0, lt=1, description="allowed fall against the base release's report")
+    speed_tolerance: float | None = Field(
+        None, ge=0, lt=1, description="allowed fall of tokens/s, where it is more noisy; unset: `tolerance`"
+    )
     requests: int = Field(160, ge=151, le=100000, description="requests sent in all")
     concurrency: int = Field(16, ge=1, le=1024, description="requests sent at once")
     time_limit: Duration = _duration(120.0, 1, 86400, "the whole acceptance ends by then")

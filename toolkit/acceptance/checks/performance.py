@@ -37,7 +37,9 @@ def acceptance_length(session: Session) -> CheckResult:
             "not_judged", measured=figures, detail=f"read from counters, with other traffic: {traffic}"
         )
     base = _base(session, ("acceptance_length", "tree", "value"))
-    return _judge(session, result, estimate.value, session.settings.min_acceptance_length, base, figures)
+    settings = session.settings
+    bounds = _bounds(settings.min_acceptance_length, base, settings.tolerance)
+    return _judge(result, estimate.value, bounds, base, figures)
 
 
 def tokens_per_second(session: Session) -> CheckResult:
@@ -52,26 +54,28 @@ def tokens_per_second(session: Session) -> CheckResult:
     if traffic is not None:
         return result("not_judged", measured=figures, detail=f"other traffic: {traffic}")
     base = _base(session, ("tokens_per_second",))
-    return _judge(session, result, speed, session.settings.min_tokens_per_second, base, figures)
+    settings = session.settings
+    tolerance = settings.tolerance if settings.speed_tolerance is None else settings.speed_tolerance
+    return _judge(result, speed, _bounds(settings.min_tokens_per_second, base, tolerance), base, figures)
+
+
+def _bounds(minimum: float | None, base: _Base, tolerance: float) -> list[tuple[float, str]]:
+    """What a figure must reach, and how to say so."""
+    bounds = [] if minimum is None else [(minimum, f"at least {minimum:g}")]
+    if base.value is not None:
+        floor = (1 - tolerance) * base.value
+        bounds.append((floor, f"at least {floor:.4g} ({tolerance:.0%} under the base's {base.value:.4g})"))
+    return bounds
 
 
 def _judge(
-    session: Session,
     result: partial[CheckResult],
     value: float,
-    minimum: float | None,
+    bounds: list[tuple[float, str]],
     base: _Base,
     figures: dict[str, Any],
 ) -> CheckResult:
-    bounds = [] if minimum is None else [(minimum, f"at least {minimum:g}")]
     if base.value is not None:
-        floor = (1 - session.settings.tolerance) * base.value
-        bounds.append(
-            (
-                floor,
-                f"at least {floor:.4g} ({session.settings.tolerance:.0%} under the base's {base.value:.4g})",
-            )
-        )
         figures["base"] = round(base.value, 4)
     expected = " and ".join(text for _, text in bounds) or "no threshold set"
     missed = [text for bound, text in bounds if value < bound]
