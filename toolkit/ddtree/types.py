@@ -162,6 +162,6 @@ class EngineConfig:
     device: str = "cpu"
     context_length: int | None = None
     max_running_requests: int = 16
-    prefix_cache_tokens: int = 65536
+    prefix_cache_tokens: int = 16384
     threads: int | None = None
     random_seed: int = 0
