@@ -15,12 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from toolkit.layout import Layout
+from toolkit.release.experiment import forget_experiment
 from toolkit.release.host import ServiceHost
 from toolkit.release.request import Acceptance
 from toolkit.release.store import Release, content_digest, prepare_layout
-from toolkit.service.files import read_record
-from toolkit.service.leftovers import find_leftovers
-from toolkit.service.supervisor import STATUS_FILE
+from toolkit.service.leftovers import kill_all
+from toolkit.service.supervision import read_supervision
 from toolkit.service.unit import RestartPolicy, Unit
 
 HERE = Path(__file__).parent
@@ -89,17 +89,14 @@ class StubService:
 
     def kill(self) -> None:
         """End everything that the service has started, however broken."""
-        record = read_record(self.paths.supervisor / STATUS_FILE) or {}
-        experiment = self.paths.state / "experiment.json"
-        experiment.unlink(missing_ok=True)
-        for key in ("supervisor",):
-            if record.get(key):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(record[key]["pid"], signal.SIGKILL)
-        if record.get("cookie"):
-            for stat in find_leftovers(record["cookie"]):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(stat.pid, signal.SIGKILL)
+        forget_experiment(self.paths)
+        found = read_supervision(self.paths.supervisor)
+        if found is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            if found.supervisor is not None:
+                os.kill(found.supervisor.pid, signal.SIGKILL)
+        kill_all(found.cookie, limit=5)
 
 
 def generate(port: int) -> str | None:

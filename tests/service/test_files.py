@@ -9,8 +9,10 @@ import yaml
 from toolkit.errors import ConfigError
 from toolkit.service import ports
 from toolkit.service.files import Record, make_private, read_json, read_record, replace_file, write_new
+from toolkit.service.manager import Leftover
 from toolkit.service.processes import ProcessId, boot_id, descendants, identify, read_stat
 from toolkit.service.secrets import stored_secrets, write_secrets
+from toolkit.service.supervision import STATUS_FILE, Supervision, read_supervision
 from toolkit.service.unit import SecretSource, Unit
 
 
@@ -63,6 +65,16 @@ def test_record(tmp_path):
     path.write_bytes(b"[1]".ljust(16384))
     assert read_record(path) is None
     assert read_json(tmp_path / "absent") is None
+
+
+def test_supervision_always_fits_its_record(tmp_path):
+    many = tuple(Leftover(4194304, "\U0001f600" * 4, 1 << 40) for _ in range(500))
+    record = Record(tmp_path / STATUS_FILE)
+    full = Supervision("failed", "\U0001f600" * 5000, 1.5, "r", "c" * 32, killed=many, leftovers=many)
+    full.write(record)
+    record.close()
+    found = read_supervision(tmp_path)
+    assert (found.state, len(found.killed), found.leftovers[0]) == ("failed", 20, many[0])
 
 
 def test_process_is_known_by_more_than_its_pid():

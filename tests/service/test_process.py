@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,10 @@ from stub_service import HERE, wait_until
 
 from toolkit.errors import ToolkitError
 from toolkit.layout import Layout
-from toolkit.service.files import Record, read_record
+from toolkit.service.files import Record
 from toolkit.service.process import ProcessManager
 from toolkit.service.processes import ProcessId, identify, read_stat
-from toolkit.service.supervisor import STATUS_FILE
+from toolkit.service.supervision import STATUS_FILE, read_supervision
 from toolkit.service.unit import RestartPolicy
 
 
@@ -26,7 +27,7 @@ def manager(service):
 
 
 def record(service):
-    return read_record(service.paths.supervisor / STATUS_FILE)
+    return read_supervision(service.paths.supervisor)
 
 
 def test_runs_detached_and_stops(service, manager):
@@ -34,7 +35,7 @@ def test_runs_detached_and_stops(service, manager):
     manager.start(release.path)
     status = manager.status()
     assert (status.state, status.release, status.supervised) == ("running", release.id, True)
-    supervisor = record(service)["supervisor"]["pid"]
+    supervisor = record(service).supervisor.pid
     assert os.getsid(supervisor) != os.getsid(0)
     assert read_stat(status.pid).parent == supervisor
     assert read_stat(supervisor).parent != os.getpid()
@@ -124,6 +125,13 @@ def test_killed_server_is_restarted(service, manager):
     assert status.exit_signal == "SIGKILL"
 
 
+def test_end_by_a_signal_without_a_name_is_told(service, manager):
+    argv = ("/bin/sh", "-c", "kill -35 $$")
+    manager.start(service.stage("one", argv=argv, restart=RestartPolicy(0.02, 1, 60)).path)
+    wait_until(lambda: manager.status().state == "failed")
+    assert manager.status().exit_signal == "signal 35"
+
+
 def test_clean_exit_is_not_restarted(service, manager):
     release = service.stage("one", argv=("/bin/true",))
     manager.start(release.path)
@@ -202,7 +210,7 @@ def test_lost_supervisor_is_told_and_the_rest_is_stopped(service, manager):
     release = service.stage("one", "--grandchild", "session")
     manager.start(release.path)
     service.wait_for_mark("one")
-    os.kill(record(service)["supervisor"]["pid"], signal.SIGKILL)
+    os.kill(record(service).supervisor.pid, signal.SIGKILL)
     wait_until(lambda: not manager.status().supervised)
     status = manager.status()
     assert status.state == "running"
@@ -234,15 +242,8 @@ def test_recycled_pid_is_never_touched(service, manager):
     try:
         me = identify(bystander.pid)
         for stale in (ProcessId(me.pid, me.start - 1, me.boot), ProcessId(me.pid, me.start, "another boot")):
-            path = service.paths.supervisor / STATUS_FILE
-            value = {
-                **record(service),
-                "state": "running",
-                "supervisor": stale.to_json(),
-                "process": stale.to_json(),
-            }
-            file = Record(path)
-            file.write(value)
+            file = Record(service.paths.supervisor / STATUS_FILE)
+            replace(record(service), state="running", supervisor=stale, process=stale).write(file)
             file.close()
             assert manager.status().state == "failed"
             manager.stop()

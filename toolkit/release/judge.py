@@ -16,6 +16,7 @@ from typing import Any
 
 from toolkit.release.request import Acceptance
 from toolkit.service.files import read_json
+from toolkit.service.processes import signal_name
 from toolkit.service.secrets import stored_secrets
 from toolkit.service.unit import Unit, seconds
 
@@ -119,7 +120,7 @@ def _verdict(status: int, report: Any, said: list[str]) -> Verdict:
         reasons = report.get("reasons")
         words = "; ".join(map(str, reasons)) if isinstance(reasons, list) else ""
         return Verdict(False, f"acceptance refused it: {words or 'see the report'}", report)
-    how = f"status {status}" if status >= 0 else signal.Signals(-status).name
+    how = f"status {status}" if status >= 0 else signal_name(-status)
     tail = f": {said[-1]}" if said else ""
     missing = "" if report is not None else " without a report"
     return Verdict(False, f"acceptance ended with {how}{missing}{tail}", report)

@@ -9,20 +9,21 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from toolkit.errors import ToolkitError
 from toolkit.layout import ServicePaths
 from toolkit.service import ports
 from toolkit.service.detach import start_module
-from toolkit.service.files import Record, read_record
+from toolkit.service.files import Record
 from toolkit.service.leftovers import kill_all
 from toolkit.service.logfile import tail
 from toolkit.service.manager import Leftover, ProcessStatus, StopReport
 from toolkit.service.processes import ProcessId, read_stat, send_signal
 from toolkit.service.secrets import write_secrets
-from toolkit.service.supervisor import START_NOTE, STATUS_FILE
+from toolkit.service.supervision import STATUS_FILE, Supervision, read_supervision
+from toolkit.service.supervisor import START_NOTE
 from toolkit.service.unit import Unit, read_unit
 
 _POLL = 0.02
@@ -63,33 +64,42 @@ class ProcessManager:
     def stop(self) -> StopReport:
         """Stop the service for good; ends within its stop timeout and a few seconds, whatever it meets."""
         begin = time.monotonic()
-        record = read_record(self._record_file)
-        if record is None:
+        found = read_supervision(self._paths.supervisor)
+        if found is None:
             return StopReport(0.0)
-        unit = self._started_unit(record)
+        unit = self._started_unit(found)
         kill_wait = unit.kill_wait if unit else _KILL_WAIT
-        supervisor = ProcessId.from_json(record.get("supervisor"))
+        supervisor = found.supervisor
         if supervisor is not None and supervisor.alive():
             _terminate(supervisor, (unit.stop_timeout if unit else 0) + 2 * kill_wait + _GRACE)
-            if not supervisor.alive():
-                record = read_record(self._record_file) or record
-                return _report(begin, unit, _leftovers(record["killed"]), _leftovers(record["leftovers"]))
+            found = read_supervision(self._paths.supervisor) or found
+            if found.asked_to_stop and not supervisor.alive():
+                return _report(begin, unit, found)
             with contextlib.suppress(PermissionError):
                 send_signal(supervisor, signal.SIGKILL)
-        killed, left = kill_all(record["cookie"], limit=kill_wait)
-        _record_stop(self._record_file, record, killed, left)
-        return _report(begin, unit, killed, left)
+        killed, left = kill_all(found.cookie, limit=kill_wait)
+        found = replace(
+            found,
+            state="failed" if left else "stopped",
+            message="stopped; its supervisor was gone" if killed else "stopped",
+            since=time.time(),
+            asked_to_stop=True,
+            killed=tuple(killed),
+            leftovers=tuple(left),
+        )
+        record = Record(self._paths.supervisor / STATUS_FILE)
+        found.write(record)
+        record.close()
+        return _report(begin, unit, found)
 
     def status(self) -> ProcessStatus:
         """The state by the supervisor's record, checked against the processes that exist."""
-        record = read_record(self._record_file)
-        if record is None:
+        found = read_supervision(self._paths.supervisor)
+        if found is None:
             return ProcessStatus("stopped", message="never started")
-        main = ProcessId.from_json(record.get("process"))
-        supervisor = ProcessId.from_json(record.get("supervisor"))
-        supervised = supervisor is not None and supervisor.alive()
-        state, message = record["state"], record["message"]
-        pid = main.pid if main is not None and main.alive() else None
+        supervised = found.supervisor is not None and found.supervisor.alive()
+        state, message = found.state, found.message
+        pid = found.process.pid if found.process is not None and found.process.alive() else None
         if state in ("running", "starting") and not supervised:
             if pid is not None:
                 message = "the supervisor is gone: the server runs but would not be restarted"
@@ -98,15 +108,15 @@ class ProcessManager:
         return ProcessStatus(
             state=state,
             pid=pid,
-            since=record["since"],
-            restarts=record["restarts"],
-            exit_status=record["exit_status"],
-            exit_signal=record["exit_signal"],
-            release=record["release"],
+            since=found.since,
+            restarts=found.restarts,
+            exit_status=found.exit_status,
+            exit_signal=found.exit_signal,
+            release=found.release,
             supervised=supervised,
-            asked_to_stop=record["asked_to_stop"],
+            asked_to_stop=found.asked_to_stop,
             message=message,
-            leftovers=tuple(item for item in _leftovers(record["leftovers"]) if _still_there(item)),
+            leftovers=tuple(item for item in found.leftovers if _still_there(item)),
         )
 
     def log_tail(self, lines: int = 20) -> list[str]:
@@ -118,13 +128,9 @@ class ProcessManager:
                 break
         return found[-lines:]
 
-    @property
-    def _record_file(self) -> Path:
-        return self._paths.supervisor / STATUS_FILE
-
-    def _started_unit(self, record: dict[str, Any]) -> Unit | None:
+    def _started_unit(self, found: Supervision) -> Unit | None:
         with contextlib.suppress(ToolkitError):
-            return read_unit(self._paths.releases / str(record.get("release")))
+            return read_unit(self._paths.releases / found.release)
         return None
 
 
@@ -137,32 +143,13 @@ def _terminate(supervisor: ProcessId, limit: float) -> None:
         time.sleep(_POLL)
 
 
-def _report(begin: float, unit: Unit | None, killed: list[Leftover], left: list[Leftover]) -> StopReport:
+def _report(begin: float, unit: Unit | None, found: Supervision) -> StopReport:
     """What the stop came to; the kernel may free a killed process's port a moment after its end."""
     end = time.monotonic() + _GRACE
     while (busy := ports.busy(unit.host, unit.port) if unit else "") and time.monotonic() < end:
         time.sleep(_POLL)
-    there = tuple(item for item in left if _still_there(item))
-    return StopReport(time.monotonic() - begin, tuple(killed), there, busy)
-
-
-def _record_stop(path: Path, record: dict[str, Any], killed: list[Leftover], left: list[Leftover]) -> None:
-    """Record a stop in place of a supervisor that is no more."""
-    update = {
-        "state": "failed" if left else "stopped",
-        "message": "stopped; its supervisor was gone" if killed else "stopped",
-        "since": time.time(),
-        "asked_to_stop": True,
-        "killed": [[item.pid, item.name, item.start] for item in killed],
-        "leftovers": [[item.pid, item.name, item.start] for item in left],
-    }
-    file = Record(path)
-    file.write({**record, **update})
-    file.close()
-
-
-def _leftovers(value: Any) -> list[Leftover]:
-    return [Leftover(*item) for item in value] if isinstance(value, list) else []
+    left = tuple(item for item in found.leftovers if _still_there(item))
+    return StopReport(time.monotonic() - begin, found.killed, left, busy)
 
 
 def _still_there(item: Leftover) -> bool:

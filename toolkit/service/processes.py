@@ -129,6 +129,14 @@ def carrying(variable: str, value: str) -> list[Stat]:
     return found
 
 
+def signal_name(number: int) -> str:
+    """`SIGTERM` for 15; a number without a name (signal(7), real-time signals) as `signal 35`."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def send_signal(process: ProcessId, number: signal.Signals) -> bool:
     """Signal this very process; return whether it was there.
 

@@ -34,18 +34,17 @@ from toolkit.service.detach import detach
 from toolkit.service.files import PRIVATE_FILE, Record, make_private
 from toolkit.service.leftovers import COOKIE, find_leftovers, kill_all
 from toolkit.service.logfile import RotatingLog
-from toolkit.service.manager import Leftover
-from toolkit.service.processes import identify
+from toolkit.service.manager import Leftover, State
+from toolkit.service.processes import identify, signal_name
+from toolkit.service.supervision import STATUS_FILE, Supervision
 from toolkit.service.unit import Unit, read_unit
 
 LOCK_FILE = "supervisor.lock"
-STATUS_FILE = "status"
 START_NOTE = "starting release"
 _GRACE = 1.0
 _POLL = 0.05
 _READS = 64
 _PR_SET_CHILD_SUBREAPER = 36
-_MAX_SHOWN = 20
 
 
 def service_environment(unit: Unit, cookie: str) -> dict[str, str]:
@@ -182,7 +181,9 @@ class Supervisor:
             self._log.note("killed what outlived the server: " + ", ".join(map(str, killed)))
         self._close_output()
         if left:
-            self._finish("failed", f"{said}; not restarted: {_names(left)} could not be killed", left)
+            self._finish(
+                "failed", f"{said}; not restarted: {_names(left)} could not be killed", leftovers=tuple(left)
+            )
             return False
         if self._last_exit[0] == 0:
             self._finish("stopped", f"{said} by itself")
@@ -220,7 +221,7 @@ class Supervisor:
 
     def _ended(self, status: int) -> str:
         if os.WIFSIGNALED(status):
-            name = signal.Signals(os.WTERMSIG(status)).name
+            name = signal_name(os.WTERMSIG(status))
             self._last_exit = (None, name)
             said = f"the server was ended by {name}"
         else:
@@ -243,7 +244,13 @@ class Supervisor:
             message += f"; killed what outlived the server: {_names(killed)}"
         if left:
             message += f"; still running and not to be killed: {_names(left)}"
-        self._finish("failed" if left else "stopped", message, left, killed, asked=True)
+        self._finish(
+            "failed" if left else "stopped",
+            message,
+            leftovers=tuple(left),
+            killed=tuple(killed),
+            asked_to_stop=True,
+        )
 
     def _terminate(self, end: float) -> None:
         """SIGTERM to the group, then SIGKILL to the main process at `end`."""
@@ -277,47 +284,27 @@ class Supervisor:
             self._wait(_POLL)
             self._collect()
 
-    def _finish(
-        self,
-        state: str,
-        message: str,
-        left: list[Leftover] | None = None,
-        killed: list[Leftover] | None = None,
-        *,
-        asked: bool = False,
-    ) -> None:
+    def _finish(self, state: State, message: str, **found: Any) -> None:
         self._log.note(message)
-        self._write(state, message, left, killed, asked=asked)
+        self._write(state, message, **found)
         self._log.close()
 
-    def _write(
-        self,
-        state: str,
-        message: str,
-        left: list[Leftover] | None = None,
-        killed: list[Leftover] | None = None,
-        *,
-        asked: bool = False,
-    ) -> None:
-        supervisor = identify(os.getpid())
-        main = identify(self._pid) if self._pid else None
-        self._record.write(
-            {
-                "state": state,
-                "since": time.time(),
-                "supervisor": supervisor.to_json() if supervisor else None,
-                "process": main.to_json() if main else None,
-                "cookie": self._cookie,
-                "release": self._unit.release,
-                "restarts": self._restarts,
-                "exit_status": self._last_exit[0],
-                "exit_signal": self._last_exit[1],
-                "asked_to_stop": asked,
-                "message": message[:1000],
-                "leftovers": [[item.pid, item.name, item.start] for item in (left or [])[:_MAX_SHOWN]],
-                "killed": [[item.pid, item.name, item.start] for item in (killed or [])[:_MAX_SHOWN]],
-            }
+    def _write(self, state: State, message: str, **found: Any) -> None:
+        """Put the state on record; `found` are further fields of `Supervision`."""
+        supervision = Supervision(
+            state=state,
+            message=message,
+            since=time.time(),
+            release=self._unit.release,
+            cookie=self._cookie,
+            supervisor=identify(os.getpid()),
+            process=identify(self._pid) if self._pid else None,
+            restarts=self._restarts,
+            exit_status=self._last_exit[0],
+            exit_signal=self._last_exit[1],
+            **found,
         )
+        supervision.write(self._record)
 
     def _set_limits(self) -> None:
         for which, wanted in self._limits:
@@ -330,7 +317,7 @@ class Supervisor:
 
 
 def _names(items: list[Leftover]) -> str:
-    return ", ".join(map(str, items[:_MAX_SHOWN]))
+    return ", ".join(map(str, items))
 
 
 def _hold_lock(folder: Path) -> int:
