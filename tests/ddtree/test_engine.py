@@ -208,6 +208,25 @@ def test_bundled_pair_is_lossless_and_wider_trees_accept_more():
     assert rounds["seeded"] < rounds["linear"]
 
 
+def test_bfloat16_trees_differ_from_plain_decoding_by_near_ties_only():
+    """Teacher-forced on one prefix, the tree's tokens are the plain model's top ones but for rounding."""
+    batch = [request(str(i), encode(text), max_new_tokens=40) for i, text in enumerate(PYTHON[:4])]
+    results = generate(build_engine(BUNDLED, dtype="bfloat16"), *batch)
+    models = build_engine(BUNDLED, Algorithm.NONE, dtype="bfloat16").models
+    differing = 0
+    for one in batch:
+        tokens, prompt = results[one.rid].tokens, len(one.input_ids)
+        with torch.inference_mode():
+            hidden, _ = models.append([*one.input_ids, *tokens[:-1]])
+            logits = models.target.logits(hidden[prompt - 1 :]).float()
+        top = logits.max(-1).values
+        gap = top - logits.gather(1, torch.tensor(tokens)[:, None]).squeeze(1)
+        assert (gap <= 2.0 ** (top.abs().log2().floor() - 5)).all()
+        differing += int((gap > 0).sum())
+    assert differing <= 0.01 * 160
+    assert max(stats.accepted for result in results.values() for stats in result.rounds) > 2
+
+
 def encode(text):
     from tokenizers import Tokenizer
 

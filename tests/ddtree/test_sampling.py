@@ -128,13 +128,14 @@ def test_stop_tokens_are_held_back_by_depth():
         ({"min_p": 0.3, "top_k": 3}, {0, 1}),
         ({"top_k": 1}, {0}),
         ({"top_p": 1e-9}, {0}),
+        ({"top_p": 0.5, "temperature": 2.0}, {0, 1}),  # judged after the temperature: 0.36, 0.22, ...
     ],
 )
 def test_filters_keep_what_they_should(params, kept):
     probabilities = torch.tensor([[0.54, 0.2, 0.14, 0.1, 0.02]])
     seen = {
         int(
-            sampler(temperature=1.0, seed=seed, vocabulary=5, **params).choose(
+            sampler(seed=seed, vocabulary=5, **{"temperature": 1.0, **params}).choose(
                 probabilities.log(), *ROOT_ONLY, position=3
             )
         )

@@ -10,7 +10,7 @@ from toolkit.ddtree.stopping import StopStrings
 from toolkit.ddtree.types import FinishReason, Output, Request, RoundStats, TreeLimits
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Running:
     """State of one request in the batch.
 
