@@ -207,6 +207,10 @@ class TestTrees:
         trees = check_trees(logprobs, limits, 13)
         assert trees.counts.tolist() == [13, 2, 3, 11]
 
+    def test_a_budget_of_siblings(self):
+        logprobs = torch.tensor([[[-1.0, -1.5, -2.0, -2.5, -3.0, -3.5], [-9.0] * 6]])
+        assert check_trees(logprobs, [TreeLimits(6, 6)], 6).ranks.tolist() == [[-1, 0, 1, 2, 3, 4, 5]]
+
     def test_a_slot_of_nan_ends_the_tree(self):
         logprobs = torch.tensor([[[-0.5, -1.0], [nan, nan], [-0.5, -1.0]]])
         assert check_trees(logprobs, [TreeLimits(5, 2)], 5).counts.tolist() == [2]
