@@ -53,11 +53,9 @@ def test_life_of_a_service(service):
     kinds = [(entry.kind, entry.outcome) for entry in history.read(service.paths)]
     assert kinds == [(kind, "committed") for kind in ("deploy", "stop", "start", "start", "restart")]
 
-    flag = service.layout.root / "gone"
     os.kill(service.host.process_status().pid, signal.SIGKILL)
     service.wait_for_mark("one")
     assert status(service.layout, service.name).restarts == 1
-    assert not flag.exists()
 
 
 def test_failed_restart_says_so_with_the_last_lines(service):

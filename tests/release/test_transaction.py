@@ -10,19 +10,24 @@ from changes import change, request, steps
 from stub_service import ACCEPTS, REFUSES, StubService
 
 from toolkit.errors import RolledBackError, ServiceDownError, ToolkitError
-from toolkit.release import history
+from toolkit.release import ending, history
 from toolkit.release.controller import begin
+from toolkit.release.experiment import Experiment, write_experiment
 from toolkit.release.journal import create_journal
+from toolkit.service.files import make_private, replace_file
 from toolkit.service.unit import SecretSource
 
 
 def test_first_deploy_then_second(service):
-    first = service.stage("one")
+    """L1, L2: /health answers at once and does not count; tokens come after a second and are waited for."""
+    first = service.stage("one", "--load", "1.0")
     outcome, events = change(service, "deploy", first, acceptance=service.acceptance(requests=2))
     assert outcome.status == "committed"
     forward = ["preflight", "stop_old", "switch", "start_new", "ready", "acceptance", "commit", "outcome"]
     assert steps(events) == forward
     assert [event.message for event in events if event.state == "progress"] == ["request 0", "request 1"]
+    ready = next(event for event in events if (event.step, event.state) == ("ready", "done"))
+    assert ready.data["load_seconds"] >= 1
     assert service.mark() == "one"
     assert service.host.store.current() == first
     assert first.acceptance["marks"] == ["one"]
@@ -34,6 +39,11 @@ def test_first_deploy_then_second(service):
     assert [entry.outcome for entry in history.read(service.paths)] == ["committed", "committed"]
     assert 0 < outcome.seconds["downtime"] <= outcome.seconds["total"]
     outcome.raise_for_status()
+    # L6: stop-then-start, as the server's own output has it.
+    lines = service.paths.log.read_text().splitlines()
+    order = [line for line in lines if "ended by SIGTERM" in line or line.startswith("serving")]
+    assert (order[0], order[2]) == ("serving one", "serving two")
+    assert "ended by SIGTERM" in order[1]
 
 
 @pytest.fixture(scope="module")
@@ -51,18 +61,6 @@ def base(deployed):
     stub, first = deployed
     assert (stub.mark(), stub.host.store.current()) == ("one", first)
     return deployed
-
-
-def test_old_is_stopped_before_new_starts(service):
-    """L6, seen in the server's own output: they share a port and all GPUs."""
-    first, second = service.stage("one"), service.stage("two")
-    change(service, "deploy", first)
-    change(service, "deploy", second, first)
-    lines = service.paths.log.read_text().splitlines()
-    order = [line for line in lines if "ended by SIGTERM" in line or line.startswith("serving")]
-    assert order[0] == "serving one"
-    assert "ended by SIGTERM" in order[1]
-    assert order[2] == "serving two"
 
 
 def test_refused_release_is_rolled_back(base):
@@ -94,19 +92,6 @@ def test_unit_that_exits_at_once_fails_with_its_last_lines(base):
     assert any("cannot load the model: two" in line for line in outcome.log)
     assert not any("serving one" in line for line in outcome.log)
     assert service.mark() == "one"
-
-
-def test_slow_load_is_waited_for_and_health_does_not_count(service):
-    """L1 and L2, scaled down: /health answers at once, tokens come later."""
-    first = service.stage("one", "--load", "1.0", load_timeout=20.0)
-    outcome, events = change(service, "deploy", first)
-    assert outcome.status == "committed"
-    assert (
-        next(event for event in events if event.step == "ready" and event.state == "done").data[
-            "load_seconds"
-        ]
-        >= 1
-    )
 
 
 def test_load_timeout_is_the_units(base):
@@ -273,11 +258,16 @@ def test_secrets_reach_server_and_acceptance_and_nothing_else(service, monkeypat
 
 
 def test_prune_keeps_what_may_be_returned_to(service):
-    releases = [service.stage(str(number)) for number in range(4)]
-    change(service, "deploy", releases[0])
-    outcome, _ = change(service, "deploy", releases[3], releases[0], keep_releases=1)
-    assert outcome.status == "committed"
-    assert service.host.store.all() == [releases[0], releases[3]]
+    made = [service.stage(str(number)) for number in range(5)]
+    service.host.store.switch(made[4].id)
+    for release in made:
+        replace_file(make_private(service.paths.state / "secrets") / f"{release.id}.yaml", b"")
+    trial = Experiment(made[3].id, made[1].id, "a@b", started=0.0, until=1.0)
+    write_experiment(service.paths, trial)
+    ending.prune(service.host, request("deploy", made[4], made[3], keep_releases=2))
+    assert service.host.store.all() == [made[1], made[3], made[4]]
+    kept = {path.stem for path in (service.paths.state / "secrets").iterdir()}
+    assert kept == {made[1].id, made[3].id, made[4].id}
 
 
 def test_begin_refuses_an_unrecovered_transaction(service):

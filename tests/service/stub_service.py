@@ -90,6 +90,8 @@ class StubService:
     def kill(self) -> None:
         """End everything that the service has started, however broken."""
         forget_experiment(self.paths)
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: not self.host.lock.transaction_running())
         found = read_supervision(self.paths.supervisor)
         if found is None:
             return
