@@ -94,10 +94,11 @@ def test_swapping_to_what_is_there_changes_nothing(site: Site) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("speculative.budgt=7", "speculative.budget"),
+        ("speculative.budgt=7", "did you mean budget?"),
         ("speculative.budget=3", "block_size"),
         ("service.port=x", "service.port"),
-        ("name=other", "cannot be swapped"),
+        ("name=other", "cannot be set"),
+        ("host.root=/elsewhere", "cannot be swapped"),
     ],
 )
 def test_a_wrong_swap_is_refused_before_anything_is_touched(site: Site, change: str, said: str) -> None:
@@ -122,7 +123,7 @@ def test_a_deploy_whose_controller_is_killed_goes_on_by_itself(site: Site) -> No
     process = site.start(
         "deploy", "profile", "local.yaml", "--set", "speculative.budget=20", "--new-baseline"
     )
-    site.wait_for(lambda now: (now["transaction"] or {}).get("state") == "running")
+    site.wait_for(lambda now: (now["transaction"] or {}).get("state") == "running", 150)
     process.kill()
     process.communicate()
     after = site.wait_for(lambda now: now["transaction"]["state"] == "ended", 150)
@@ -134,11 +135,11 @@ def test_a_deploy_whose_controller_is_killed_goes_on_by_itself(site: Site) -> No
 
 def test_a_missing_checkpoint_is_named_and_the_old_release_goes_on(site: Site, tmp_path: Path) -> None:
     pid = site.status["pid"]
-    shown = site.run(
-        "deploy", "profile", "local.yaml", "--set", f"model.target.source={tmp_path / 'absent'}", "-y"
-    )
-    assert shown.returncode in (1, 2)
-    assert str(tmp_path / "absent") in shown.stderr
+    absent = tmp_path / "absent"
+    sets = [f"model.{part}.source={absent / part}" for part in ("target", "drafter")]
+    shown = site.run("deploy", "profile", "local.yaml", "-y", *(x for item in sets for x in ("--set", item)))
+    assert shown.returncode == 1
+    assert str(absent / "target") in shown.stderr
     assert "Traceback" not in shown.stderr
     assert site.status["pid"] == pid
 

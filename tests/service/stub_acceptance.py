@@ -10,6 +10,8 @@ from pathlib import Path
 parser = argparse.ArgumentParser()
 parser.add_argument("--settings", required=True)
 parser.add_argument("--out", required=True)
+parser.add_argument("--report")
+parser.add_argument("--launch", action="append", default=[])
 options = parser.parse_args()
 settings = json.loads(Path(options.settings).read_text())
 time.sleep(settings.get("sleep", 0))
@@ -29,6 +31,11 @@ try:
         print(json.dumps({"message": f"request {number}"}), flush=True)
 except OSError as error:
     reasons.append(f"no token: {error}")
+for launch in options.launch:
+    name, _, file = launch.partition("=")
+    marks.add(f"{name}: {json.loads(Path(file).read_text())['marks'][0]}")
+if options.report and not json.loads(Path(options.report).read_text())["marks"]:
+    reasons.append("the report is empty")
 report = {"verdict": "refused" if reasons else "accepted", "reasons": reasons, "marks": sorted(marks)}
 Path(options.out).write_text(json.dumps(report))
 sys.exit(1 if reasons else 0)

@@ -13,7 +13,7 @@ from toolkit.errors import ToolkitError
 from toolkit.release.journal import Event, Journal, read_journal
 
 # Steps in which the server itself runs or fails to: its last lines belong to the failure.
-_SERVING = frozenset({"start_new", "ready", "start_old", "ready_old"})
+_SERVING = ("start_", "ready")
 
 
 class StepFailedError(Exception):
@@ -64,7 +64,7 @@ class Steps:
         except (ToolkitError, OSError) as error:
             failure = _failure(error)
             self._measure(name, begin)
-            if name in _SERVING:
+            if name.startswith(_SERVING):
                 lines = self._log_tail()
                 self.log = self.log or tuple(lines)
                 data["log"] = lines
