@@ -98,20 +98,21 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         assert shown.returncode == 0, shown.stderr
         yield made
     finally:
-        made.run("stop")
-        record = home / "service" / "state" / "local" / "supervisor"
-        for pid in _pids(home):
+        made.run("stop", "--lock-wait", "100")
+        left = _pids(home)
+        for pid in left:
             os.kill(pid, signal.SIGKILL)
-        assert record.exists()
+        assert not left, "a stopped service left processes behind"
 
 
 def _pids(home: Path) -> list[int]:
-    """Processes that were left with this home: there should be none."""
+    """Processes that carry this home in their arguments or environment."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            if str(home / "service").encode() in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
+            said = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
         except OSError:
             continue
-    return [pid for pid in found if pid != os.getpid()]
+        if str(home).encode() in said and int(entry.name) != os.getpid():
+            found.append(int(entry.name))
+    return found
