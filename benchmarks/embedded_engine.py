@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import toolkit.ddtree  # noqa: F401  # isort: skip  # before torch: sets how long its threads spin
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -30,7 +31,7 @@ from toolkit.ddtree.types import Algorithm, EngineConfig, Request, SamplingParam
 
 ROOT = Path(__file__).parents[1]
 PROMPTS = ROOT / "toolkit/acceptance/prompts/python.jsonl"
-BUDGETS = (8, 16, 32, 64)
+BUDGETS = (7, 8, 15, 16, 31, 32, 64)
 CONCURRENT = 8
 
 Texts = list[list[int]]
@@ -196,6 +197,7 @@ def machine(args: argparse.Namespace, load: tuple[float, float, float]) -> dict[
         "instruction_set": torch.backends.cpu.get_cpu_capability(),
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "spin_count": os.environ.get("GOMP_SPINCOUNT"),
         "load_before": load,
     }
 
