@@ -232,7 +232,7 @@ def test_tokens_per_second_has_a_threshold(open_session, minimum, status):
 
 
 def base_report(session, path, **load):
-    """A base release's report that accepted 4 tokens a step, on the session's prompts and load."""
+    """A base release's report that accepted 4 tokens a step, on the same prompts and load."""
     load = {"concurrency": 16, "tokens": 16, "compared_tokens": 9} | load
     length = {"tree": {"value": 4.0}}
     report = {"prompts": {"sha256": session.prompts_hash}, "load": load, "acceptance_length": length}

@@ -1,7 +1,7 @@
 """The checks, in the order in which they run.
 
-A check takes the session and gives results back; it raises only what the endpoint raises. Everything a
-check sends goes through the session, which keeps answers that several checks use.
+A check takes a `Session` and gives results back; it raises only what the endpoint raises. Everything a
+check sends goes through it, and it keeps answers that several checks use.
 """
 
 from __future__ import annotations
