@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import toolkit.ddtree  # noqa: F401  # isort: skip  # before torch: sets how long its threads spin
+import toolkit.ddtree  # noqa: F401  # isort: skip  # before torch: sets how its threads wait
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -197,7 +197,7 @@ def machine(args: argparse.Namespace, load: tuple[float, float, float]) -> dict[
         "instruction_set": torch.backends.cpu.get_cpu_capability(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "spin_count": os.environ.get("GOMP_SPINCOUNT"),
+        "wait_policy": os.environ.get("OMP_WAIT_POLICY"),
         "load_before": load,
     }
 

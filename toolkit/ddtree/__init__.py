@@ -5,6 +5,6 @@ Importable alone on a GPU host; it imports nothing from the rest of the toolkit.
 
 import os
 
-# Torch's threads wait for each other by spinning, for so long by default that a busy neighbour on one
-# core can slow decoding down tenfold. libgomp reads this once, at the first import of torch.
-os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+# Torch's threads wait for each other by spinning unless told otherwise, and then a busy neighbour on one core
+# can slow decoding down tenfold. OpenMP reads this once, at the first import of torch.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
