@@ -5,7 +5,8 @@ ToolkitError                1   the work was tried and failed
 ├── LockedError             3   someone else holds the lock
 ├── UnreachableError        4   a host cannot be reached
 ├── RolledBackError         5   the change was undone; the earlier release serves
-└── ServiceDownError        6   the change failed and nothing serves
+├── ServiceDownError        6   the change failed and nothing serves
+└── StoppedWatchingError  130   the user interrupted the command
 """
 
 from __future__ import annotations
@@ -88,6 +89,12 @@ class RolledBackError(ToolkitError):
     """The change was undone; the earlier release serves again."""
 
     exit_code = 5
+
+
+class StoppedWatchingError(ToolkitError):
+    """The user interrupted the command; the message says whether anything goes on without it."""
+
+    exit_code = EXIT_INTERRUPTED
 
 
 class ServiceDownError(ToolkitError):

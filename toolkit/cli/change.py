@@ -81,12 +81,21 @@ def rollback(
 ) -> None:
     """Return to an earlier release, by default the accepted one before the current, with its own checks."""
     from toolkit.cli.progress import Lines
+    from toolkit.deploy.flow import describe, rollback_target
     from toolkit.deploy.flow import rollback as run_rollback
-    from toolkit.deploy.locate import find_service
+    from toolkit.deploy.locate import current_release, find_service
+    from toolkit.profile.loading import differences
+    from toolkit.release.host import ServiceHost
 
     service = find_service(name)
     if as_json and not yes:
         raise ConfigError("--json changes nothing without --yes", hint="add --yes")
+    host = ServiceHost(service.layout, service.name)
+    current = current_release(service)
+    target = rollback_target(host, current, release)
+    say(f"rollback of {service.name} from {current.id} to {target.id}, one restart:")
+    for line in describe(differences(current.profile, target.profile)):
+        say(f"  {line}")
     outcome = run_rollback(service, release, Lines(verbose=verbose).watcher(), lock_wait=lock_wait)
     _finish(service, outcome, as_json=as_json)
 
@@ -109,9 +118,10 @@ def history(
         emit([entry.to_json() for entry in entries])
         return
     current = host.store.current()
-    rows = table("when", "who", "what", "outcome", "release", "changes")
+    rows = table("when", "who", "what", "outcome", "release", "changes", whole=("when", "release"))
+    newest = [entry for entry in entries if current and entry.release == current.id][-1:]
     for entry in entries:
-        mark = " (current)" if current is not None and entry.release == current.id else ""
+        mark = " (current)" if entry in newest else ""
         rows.add_row(
             entry.when.replace("+00:00", "Z"),
             entry.who,

@@ -10,7 +10,7 @@ import typer
 
 from toolkit.cli.options import Json, LockWait, ServiceName, Verbose, Yes
 from toolkit.cli.output import emit, say
-from toolkit.errors import ConfigError
+from toolkit.errors import ConfigError, UnreachableError
 
 if TYPE_CHECKING:
     from toolkit.acceptance.settings import Settings
@@ -54,6 +54,7 @@ def run_test(
         _full(name, lock_wait=lock_wait, yes=yes, verbose=verbose, as_json=as_json)
         return
     settings = _settings(name, url, level, api_key_env)
+    _require_answer(settings.url)
     say(f"testing {settings.url} ({settings.level})")
 
     def tell(event: dict[str, object]) -> None:
@@ -95,6 +96,21 @@ def _full(name: str | None, *, lock_wait: float, yes: bool, verbose: bool, as_js
         report = None if outcome.report is None else load_report(Path(outcome.report)).to_json()
         emit({"ok": outcome.exit_code == 0, "outcome": outcome.to_json(), "report": report})
     finish(outcome)
+
+
+def _require_answer(url: str) -> None:
+    """Tell at once when nothing listens, instead of once a check."""
+    import httpx
+
+    try:
+        httpx.get(url, timeout=10)
+    except httpx.ConnectError as error:
+        raise UnreachableError(
+            f"{url}: nothing answers there: {error}", hint="ddtoolkit status; ddtoolkit start"
+        ) from None
+    except (httpx.HTTPError, httpx.InvalidURL):
+        # Whatever else is wrong is for the checks to say.
+        return
 
 
 def _settings(name: str | None, url: str | None, level: Level | None, api_key_env: str | None) -> Settings:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from toolkit import __version__
 from toolkit.cli import change, checks, deploy, profiles, service
-from toolkit.cli.output import say, show_error
-from toolkit.errors import EXIT_INTERRUPTED, ToolkitError
+from toolkit.cli.output import show_error
+from toolkit.errors import EXIT_INTERRUPTED, StoppedWatchingError, ToolkitError
 
 app = typer.Typer(
     name="ddtoolkit",
@@ -37,16 +38,18 @@ def _root(
 ) -> None: ...
 
 
+def _interrupted(*_: object) -> NoReturn:
+    raise StoppedWatchingError("interrupted; what serves was not touched")
+
+
 def main() -> None:
     """Run the command line; every expected error ends with its message, its next step and its exit code."""
+    signal.signal(signal.SIGINT, _interrupted)
     try:
         app()
     except ToolkitError as error:
         show_error(error, as_json="--json" in sys.argv)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        say("interrupted")
-        sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:
         # The reader of a pipe went away; Python would complain again while closing standard output.
         sys.stderr.close()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -19,7 +21,9 @@ def console() -> Console:
     """A console on standard error; plain text when that is no terminal."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+    # Off a terminal nothing limits the width, and a wrapped id cannot be copied.
+    width = None if sys.stderr.isatty() or "COLUMNS" in os.environ else 200
+    return Console(stderr=True, highlight=False, width=width)
 
 
 def say(message: str = "") -> None:
@@ -32,14 +36,14 @@ def emit(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def table(*columns: str) -> Table:
-    """An empty table with the house style."""
+def table(*columns: str, whole: Collection[str] = ()) -> Table:
+    """An empty table with the house style; columns in `whole` are never wrapped."""
     from rich import box
     from rich.table import Table
 
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:
-        made.add_column(column, overflow="fold")
+        made.add_column(column, overflow="fold", no_wrap=column in whole)
     return made
 
 

@@ -34,12 +34,12 @@ class Lines:
 
     def step(self, name: str, message: str) -> None:
         """A step begins."""
-        say(f"{time.monotonic() - self._start:6.1f}s  {name:<12} {message}")
+        say(f"{time.monotonic() - self._start:6.1f}s  {name:<16} {message}")
 
     def line(self, message: str) -> None:
         """Progress within a step."""
         if self._verbose and message:
-            say(f"{'':9}{'':12} {message}")
+            say(f"{'':9}{'':16} {message}")
 
     def event(self, event: Event) -> None:
         """An event of the transaction."""
@@ -57,9 +57,9 @@ class Lines:
         status, name = value.get("status", ""), value.get("name", "")
         detail = value.get("detail") or ""
         if self._verbose or status != "passed":
-            say(f"{'':9}{'':12} {name}: {status}{' - ' if detail else ''}{detail}")
+            say(f"{'':9}{'':16} {name}: {status}{' - ' if detail else ''}{detail}")
         else:
-            say(f"{'':9}{'':12} {name}: {status}")
+            say(f"{'':9}{'':16} {name}: {status}")
 
 
 def show_report(outcome: Outcome) -> None:

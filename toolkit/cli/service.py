@@ -8,7 +8,7 @@ import typer
 
 from toolkit.cli.options import Json, LockWait, ServiceName, Verbose, Yes
 from toolkit.cli.output import console, emit, say, table
-from toolkit.errors import ConfigError
+from toolkit.errors import EXIT_INTERRUPTED, ConfigError, StoppedWatchingError
 
 Verb = Literal["start", "stop", "restart"]
 
@@ -86,8 +86,12 @@ def logs(
     from toolkit.release.control import logs as read_logs
 
     service = find_service(name)
-    for line in read_logs(service.layout, service.name, lines=lines, follow=follow):
-        typer.echo(line)
+    try:
+        for line in read_logs(service.layout, service.name, lines=lines, follow=follow):
+            typer.echo(line)
+    except StoppedWatchingError:
+        # The usual way to end it, so nothing is said.
+        raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
 def status(name: ServiceName = None, as_json: Json = False) -> None:
@@ -122,13 +126,23 @@ def lock_show(name: ServiceName = None, as_json: Json = False) -> None:
     """Who holds the lock, since when, and what for."""
     from toolkit.deploy.locate import find_service
     from toolkit.release.host import ServiceHost
+    from toolkit.release.view import status as host_status
 
     service = find_service(name)
     holder = ServiceHost(service.layout, service.name).lock.holder()
+    transaction = host_status(service.layout, service.name).transaction
+    if transaction is not None and transaction["state"] != "running":
+        transaction = None
     if as_json:
-        emit({"service": service.name, "holder": None if holder is None else holder.to_json()})
-    elif holder is None:
-        say(f"{service.name}: not locked")
+        shown = None if holder is None else holder.to_json()
+        emit({"service": service.name, "holder": shown, "transaction": transaction})
+        return
+    if transaction is not None:
+        step = f"{transaction['kind']} by {transaction['who']} at step {transaction['step']}"
+        say(f"{service.name}: a transaction runs on the host and ends by itself: {step}")
+    if holder is None:
+        if transaction is None:
+            say(f"{service.name}: not locked")
     else:
         held = f"held by {holder.who} for {holder.age()}: {holder.command}"
         say(f"{service.name}: {held} (token {holder.token})")

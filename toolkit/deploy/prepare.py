@@ -91,7 +91,8 @@ def _observe(profile: Profile, host: ServiceHost, needed: Requirements, current:
 def last_load_seconds(host: ServiceHost) -> float | None:
     """Seconds without a server in the last change that restarted it, None when there was none."""
     for entry in reversed(history.read(host.paths)):
-        if entry.seconds and "downtime" in entry.seconds:
+        # A test and a change that was undone restart more than once.
+        if entry.kind != "test" and entry.outcome == "committed" and "downtime" in entry.seconds:
             return float(entry.seconds["downtime"])
     return None
 

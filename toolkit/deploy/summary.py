@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
+import sys
 from typing import Any
 
 from toolkit.plan.steps import Plan
@@ -31,17 +33,17 @@ def next_lines(host: ServiceHost, *, changed: bool) -> list[str]:
     if current is None or not changed:
         return []
     unit, name = current.unit, host.name
-    body = json.dumps(
-        {"model": current.profile["model"]["served_name"], "prompt": "def fibonacci(n):", "max_tokens": 48}
-    )
+    model = current.profile["model"]["served_name"]
+    body = json.dumps({"model": model, "prompt": "def fibonacci(n):", "max_tokens": 48, "temperature": 0})
+    program = "ddtoolkit" if shutil.which("ddtoolkit") else sys.argv[0]
     header = "-H 'Content-Type: application/json'"
     key = ' -H "Authorization: Bearer $API_KEY"' if "api-key" in unit.secrets else ""
     return [
         "",
         f"{name} serves at {unit.url} (release {current.id})",
         f"  query it   curl {unit.url}/v1/completions{key} {header} -d {shlex.quote(body)}",
-        f"  look at it ddtoolkit status {name}; ddtoolkit logs -f {name}; ddtoolkit test {name}",
-        f"  change it  ddtoolkit swap {name} --set speculative.budget=32",
-        f"  undo it    ddtoolkit history {name}; ddtoolkit rollback {name}",
-        f"  stop it    ddtoolkit stop {name}",
+        f"  look at it {program} status {name}; {program} logs -f {name}; {program} test {name}",
+        f"  change it  {program} swap {name} --set speculative.budget=32",
+        f"  undo it    {program} history {name}; {program} rollback {name}",
+        f"  stop it    {program} stop {name}",
     ]

@@ -15,9 +15,9 @@ _INTRODUCTION = """\
 <!-- Written by `python -m toolkit.profile.reference > docs/profile.md`. Change the schema, not this file. -->
 
 A profile is one YAML file that says what is served, on what hardware, and how. `ddtoolkit validate NAME`
-checks one and reports every problem with its file, line, column and key path; `ddtoolkit profiles show NAME`
-prints it with all defaults and where each value came from; `ddtoolkit profiles schema` prints its JSON Schema
-for editors.
+checks one and reports every problem with its file, line, column and key path;
+`ddtoolkit profiles show NAME --resolved` prints it with all defaults and where each value came from;
+`ddtoolkit profiles schema` prints its JSON Schema for editors.
 
 **Names.** `NAME` is looked up as `NAME.yaml` in `./profiles`, in the folder that `DDTOOLKIT_PROFILES` names,
 and among the profiles that come with the toolkit; the first match wins. Anything with a `/` in it, or that

@@ -305,7 +305,9 @@ class Profile(_Section):
     """A hardware profile, version 1."""
 
     schema_version: Literal[1] = Field(1, alias="schema", description="version of this schema")
-    name: Name = Field(description="the profile's and the service's name, that of its file")
+    name: Name = Field(
+        description="the profile's and the service's name; a profile found by name has that of its file"
+    )
     description: Annotated[str, AfterValidator(_paragraph)] = Field(
         "", max_length=2000, description="what the profile is for"
     )

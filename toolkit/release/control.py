@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from toolkit.errors import ConfigError, ToolkitError
+from toolkit.errors import ConfigError, StoppedWatchingError, ToolkitError
 from toolkit.layout import Layout
 from toolkit.release.controller import Session, begin, follow, hold, result
 from toolkit.release.host import ServiceHost
@@ -100,9 +100,15 @@ def run_request(
         ToolkitError: it cannot be begun.
     """
     folder = begin(session.host.layout, session.host.name, request)
-    for event in follow(folder):
-        if on_event is not None:
-            on_event(event)
+    try:
+        for event in follow(folder):
+            if on_event is not None:
+                on_event(event)
+    except StoppedWatchingError:
+        raise StoppedWatchingError(
+            f"interrupted; the {request.kind} goes on on the host by itself",
+            hint=f"ddtoolkit status {session.host.name}",
+        ) from None
     outcome = result(folder)
     if outcome is None:
         raise ToolkitError(
