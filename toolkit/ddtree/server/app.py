@@ -284,8 +284,18 @@ async def _read_body(request: Request, limit: int) -> bytes:
     return bytes(body)
 
 
+_CLIENT_GONE = 499  # as nginx logs it
+
+
 def _gone() -> ApiError:
-    return ApiError(499, "The client closed the connection.")  # for nobody to see
+    return ApiError(_CLIENT_GONE, "The client closed the connection.")  # for nobody to see
+
+
+class _Silence(Response):
+    """Sends nothing: on a connection that the client has closed, sending is a protocol error."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See the class."""
 
 
 def _bearer(key: str | None) -> Callable[[Request], Awaitable[None]]:
@@ -303,6 +313,8 @@ def _bearer(key: str | None) -> Callable[[Request], Awaitable[None]]:
 
 
 async def _on_api_error(_request: Request, error: ApiError) -> Response:
+    if error.status == _CLIENT_GONE:
+        return _Silence()
     headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}.get(error.status)
     return JSONResponse(error.body(), error.status, headers)
 
