@@ -32,7 +32,7 @@ _LIBRARIES = (
 )
 _NEEDED = ("torch", "tokenizers", "safetensors", "fastapi", "uvicorn", "prometheus-client")
 _PACKAGE = Path(__file__).resolve().parents[1]
-_MARKER = "environment.json"
+MARKER = "environment.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def materialise(environment: Environment, folder: Path) -> Path:
         ToolkitError: the copy cannot be written; nothing is left behind.
     """
     target = folder / environment.digest
-    if (target / _MARKER).is_file():
+    if (target / MARKER).is_file():
         return target
     try:
         staging = Path(tempfile.mkdtemp(prefix=f".{environment.digest}-", dir=folder))
@@ -109,7 +109,7 @@ def materialise(environment: Environment, folder: Path) -> Path:
             "versions": environment.versions,
             "source": environment.source,
         }
-        (staging / _MARKER).write_text(json.dumps(content, indent=2), encoding="utf-8")
+        (staging / MARKER).write_text(json.dumps(content, indent=2), encoding="utf-8")
         staging.chmod(0o755)
         if target.exists():
             shutil.rmtree(target)

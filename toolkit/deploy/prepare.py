@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from toolkit.build.builder import checkpoint_marks
-from toolkit.build.environment import Environment, embedded_environment
+from toolkit.build.environment import MARKER, Environment, embedded_environment
 from toolkit.deploy.locate import Deployed, layout_of
-from toolkit.errors import ConfigError
+from toolkit.errors import ConfigError, ToolkitError
 from toolkit.plan.steps import CurrentRelease, Desired, Observed, Plan, make_plan
-from toolkit.profile.loading import ResolvedProfile
+from toolkit.profile.loading import ResolvedProfile, profile_from_data
 from toolkit.profile.schema import Profile
 from toolkit.provision.requirements import Requirements, missing, requirements
 from toolkit.release import history
@@ -76,16 +77,31 @@ def _observe(profile: Profile, host: ServiceHost, needed: Requirements, current:
     held = None
     if not status.active:
         held = ports.busy(profile.service.bind, profile.service.port) or None
-    release = None
-    if current is not None:
-        release = CurrentRelease(current.id, current.profile, current.manifest, current.swapped)
+    release, damage = _read_release(current)
     return Observed(
+        damage=damage,
         missing=missing(needed),
         release=release,
         state=status.state,
         foreign_port=held,
         load_seconds=last_load_seconds(host),
     )
+
+
+def _read_release(current: Release | None) -> tuple[CurrentRelease | None, str | None]:
+    """The current release, or what is wrong with it: a damaged one is replaced, not a reason to stop."""
+    if current is None:
+        return None, None
+    try:
+        release = CurrentRelease(current.id, current.profile, current.manifest, current.swapped)
+        profile_from_data(release.profile)
+        environment = Path(release.manifest["environment"]["path"])
+    except ToolkitError as error:
+        return None, f"the current release is damaged: {error.message}"
+    except (KeyError, TypeError):
+        return None, f"the current release is damaged: {current.path / 'manifest.json'}"
+    missing_environment = not (environment / MARKER).is_file()
+    return release, f"its environment {environment} is missing" if missing_environment else None
 
 
 def last_load_seconds(host: ServiceHost) -> float | None:

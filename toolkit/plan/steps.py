@@ -55,6 +55,7 @@ class Observed:
         state: state of the service as the service manager tells it.
         foreign_port: what else holds the service's port, None when it is free or the service's own.
         load_seconds: how long the last start took, None when unknown.
+        damage: what is wrong with the current release on disk, None when nothing is.
     """
 
     missing: Sequence[str] = ()
@@ -62,6 +63,7 @@ class Observed:
     state: str = "stopped"
     foreign_port: str | None = None
     load_seconds: float | None = None
+    damage: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +116,11 @@ def make_plan(service: str, desired: Desired, observed: Observed) -> Plan:
     steps = []
     if observed.missing:
         steps.append(Step("provision", tuple(observed.missing)))
-    build = _build_reasons(desired, observed.release)
+    build = _build_reasons(desired, observed)
     if build:
         steps.append(Step("build", build))
     changes = tuple(differences(observed.release.profile, desired.profile)) if observed.release else ()
-    release = _release_reasons(observed.release, changes, build)
+    release = _release_reasons(observed.release, changes, build, damaged=observed.damage is not None)
     running = observed.state in ("running", "starting")
     downtime: float | None = 0.0
     if release:
@@ -139,7 +141,10 @@ def make_plan(service: str, desired: Desired, observed: Observed) -> Plan:
     )
 
 
-def _build_reasons(desired: Desired, release: CurrentRelease | None) -> tuple[str, ...]:
+def _build_reasons(desired: Desired, observed: Observed) -> tuple[str, ...]:
+    release = observed.release
+    if observed.damage is not None:
+        return (observed.damage,)
     if release is None:
         return ("nothing is built yet",)
     built = release.manifest.get("environment", {})
@@ -155,10 +160,10 @@ def _build_reasons(desired: Desired, release: CurrentRelease | None) -> tuple[st
 
 
 def _release_reasons(
-    release: CurrentRelease | None, changes: Sequence[Change], build: Sequence[str]
+    release: CurrentRelease | None, changes: Sequence[Change], build: Sequence[str], *, damaged: bool
 ) -> tuple[str, ...]:
     if release is None:
-        return ("first deploy of this service",)
+        return tuple(build) if damaged else ("first deploy of this service",)
     return tuple(f"{change.key}: {shown(change.old)} -> {shown(change.new)}" for change in changes) or tuple(
         build
     )

@@ -1,0 +1,87 @@
+"""From desired and observed state to steps with reasons."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolkit.build.environment import Environment
+from toolkit.plan.steps import CurrentRelease, Desired, Observed, Plan, make_plan
+
+ENVIRONMENT = Environment(Path("/usr/bin/python3"), {"torch": "2.13.0"}, "aa")
+PROFILE: dict[str, Any] = {"name": "x", "speculative": {"budget": 16}, "acceptance": {"level": "quick"}}
+
+
+def manifest(**changes: Any) -> dict[str, Any]:
+    built = {"digest": ENVIRONMENT.digest, "versions": ENVIRONMENT.versions, "source": ENVIRONMENT.source}
+    return {"environment": built | changes, "checkpoints": {}}
+
+
+def plan(observed: Observed, *, checkpoints: dict[str, Any] | None = None) -> Plan:
+    return make_plan("x", Desired(PROFILE, ENVIRONMENT, checkpoints or {}), observed)
+
+
+def actions(made: Plan) -> list[str]:
+    return [step.action for step in made.steps]
+
+
+def current(
+    profile: dict[str, Any] = PROFILE, swapped: tuple[str, ...] = (), **changes: Any
+) -> CurrentRelease:
+    return CurrentRelease("r1", profile, manifest(**changes), swapped)
+
+
+def test_what_is_deployed_and_runs_needs_nothing() -> None:
+    made = plan(Observed(release=current(), state="running"))
+    assert made.empty
+    assert made.downtime == 0
+
+
+def test_a_first_deploy_does_everything_in_order() -> None:
+    made = plan(Observed(missing=["folder /x is missing"]))
+    assert actions(made) == ["provision", "build", "release", "start", "acceptance"]
+    assert made.steps[0].reasons == ("folder /x is missing",)
+
+
+def test_a_stopped_service_is_only_started() -> None:
+    assert actions(plan(Observed(release=current(), state="stopped"))) == ["start"]
+
+
+def test_a_changed_key_is_one_restart_with_its_diff_and_downtime() -> None:
+    old = PROFILE | {"speculative": {"budget": 7}}
+    made = plan(Observed(release=current(old, ("speculative.budget",)), state="running", load_seconds=4.5))
+    assert actions(made) == ["release", "restart", "acceptance"]
+    assert made.steps[0].reasons == ("speculative.budget: 7 -> 16",)
+    assert [change.key for change in made.undone_swaps] == ["speculative.budget"]
+    assert made.downtime == 4.5
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"versions": {"torch": "2.11.0"}}, "torch 2.11.0 -> 2.13.0"),
+        ({"source": "bb"}, "the toolkit's own code changed"),
+        ({"digest": "other"}, "another interpreter: /usr/bin/python3"),
+    ],
+)
+def test_a_changed_environment_is_built_and_its_reason_told(changes: dict[str, Any], reason: str) -> None:
+    made = plan(Observed(release=current(**changes), state="running"))
+    assert actions(made) == ["build", "release", "restart", "acceptance"]
+    assert made.steps[0].reasons == (reason,)
+
+
+def test_a_changed_checkpoint_is_seen() -> None:
+    made = plan(Observed(release=current(), state="running"), checkpoints={"target": {"a": [1, 2, 3]}})
+    assert made.steps[0].reasons == ("the target checkpoint changed",)
+
+
+def test_a_damaged_release_is_replaced_and_its_damage_told() -> None:
+    made = plan(Observed(release=None, state="running", damage="the current release is damaged: x"))
+    assert actions(made) == ["build", "release", "restart", "acceptance"]
+    assert made.steps[1].reasons == ("the current release is damaged: x",)
+
+
+def test_a_missing_environment_is_built_again() -> None:
+    made = plan(Observed(release=current(), state="running", damage="its environment /e is missing"))
+    assert made.steps[0].reasons == ("its environment /e is missing",)
+    assert made.has("restart")
