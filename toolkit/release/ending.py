@@ -96,7 +96,10 @@ def _serving(host: ServiceHost, status: Status) -> str | None:
         return None
     if status in ("committed", "rolled_back"):
         return process.release
-    unit = host.store.get(process.release).unit
+    try:
+        unit = host.store.get(process.release).unit
+    except ToolkitError:
+        return process.release  # it runs, and nothing says where to ask for a token
     key = stored_secrets(unit).get("api-key")
     return process.release if generate_once(unit.url, _PROBE_LIMIT, api_key=key) == "" else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,9 +60,12 @@ class ServiceHost:
         return ProcessManager(self.paths) if unit is None else manager_for(unit.manager, self.paths)
 
     def process_status(self) -> ProcessStatus:
-        """What the manager of the current release says."""
+        """What the manager of the current release says; needs no unit that can be read."""
         current = self.store.current()
-        return self.manager(current.unit if current else None).status()
+        manager = self.manager(None)
+        with contextlib.suppress(ToolkitError):
+            manager = self.manager(current.unit if current else None)
+        return manager.status()
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object, for the detached process."""

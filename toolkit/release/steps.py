@@ -134,6 +134,19 @@ class Steps:
             self._journal.write(event)
 
 
+@contextmanager
+def failing() -> Iterator[None]:
+    """Let an error between two steps count as the failure of a step.
+
+    Raises:
+        StepFailedError: the body raised a ToolkitError or an OSError.
+    """
+    try:
+        yield
+    except (ToolkitError, OSError) as error:
+        raise _failure(error) from error
+
+
 def _failure(error: ToolkitError | OSError) -> StepFailedError:
     if isinstance(error, ToolkitError):
         return StepFailedError(error.message, error.hint)

@@ -19,7 +19,7 @@ from toolkit.release.host import ServiceHost
 from toolkit.release.judge import judge
 from toolkit.release.launches import compare_launches
 from toolkit.release.request import RELEASING, Acceptance, Outcome, Request, Status
-from toolkit.release.steps import StepFailedError, Steps
+from toolkit.release.steps import StepFailedError, Steps, failing
 from toolkit.release.store import PENDING_FILE, Release
 from toolkit.service.manager import ProcessStatus
 from toolkit.service.readiness import wait_ready
@@ -51,7 +51,8 @@ class Transaction:
         except StepFailedError as failure:
             return self._end("not_started", f"{failure.reason}; nothing was changed", hint=failure.hint)
         try:
-            self._go(self._target())
+            with failing():
+                self._go(self._target())
         except StepFailedError as failure:
             return self._undo(failure.reason, failure.hint)
         return self._commit()
@@ -67,7 +68,8 @@ class Transaction:
         if "commit" not in begun or "stop_new" in begun:
             return self._undo(f"{self._steps.reason()}it was interrupted at step {begun[-1]}")
         try:
-            self._ensure_serving(self._target())
+            with failing():
+                self._ensure_serving(self._target())
         except StepFailedError as failure:
             return self._undo(failure.reason, failure.hint)
         return self._commit()
@@ -135,16 +137,16 @@ class Transaction:
             raise ToolkitError(verdict.message)
 
     def _commit(self) -> Outcome:
-        release = self._target()
+        release = self._request.release
         try:
-            with self._steps.step("commit", f"{release.id} is accepted"):
-                ending.commit(self._host, self._request, release)
+            with self._steps.step("commit", f"{release} is accepted"):
+                ending.commit(self._host, self._request, self._target())
         except StepFailedError as failure:
             return self._undo(failure.reason, failure.hint)
         ending.prune(self._host, self._request)
         runs = self._host.process_status().active
         return self._end(
-            "committed", f"{release.id} {'serves' if runs else 'is current, and stopped as before'}"
+            "committed", f"{release} {'serves' if runs else 'is current, and stopped as before'}"
         )
 
     def _undo(self, reason: str, hint: str | None = None) -> Outcome:
@@ -213,38 +215,44 @@ class Transaction:
         if kind == "test":
             return self._run_test()
         try:
+            if kind != "stop":
+                with self._steps.step("preflight", "checking the release"):
+                    write_secrets(self._target().unit)
             if kind != "start":
                 with self._steps.step("stop_old", "stopping") as data:
-                    if kind == "restart":
-                        write_secrets(self._target().unit)
                     self._stop(data)
             if kind != "stop":
-                self._ensure_serving(self._target())
+                with failing():
+                    self._ensure_serving(self._target())
         except StepFailedError as failure:
             return self._end("failed", failure.reason, hint=failure.hint)
         return self._end("committed", _STOPPED_WORDS[kind])
 
     def _run_test(self) -> Outcome:
         """Judge the release that serves, with its further launches; afterwards it serves again."""
-        release = self._target()
         reason = hint = None
         try:
             if self._steps.before:
                 raise StepFailedError("the test was interrupted")
-            if self._request.acceptance is not None:
-                with self._steps.step("acceptance", "judging the release"):
-                    self._judge(release, self._request.acceptance)
-            self._compare(release)
+            with failing():
+                release = self._target()
+                self._host.manager(release.unit)
+                if self._request.acceptance is not None:
+                    with self._steps.step("acceptance", "judging the release"):
+                        self._judge(release, self._request.acceptance)
+                self._compare(release)
         except StepFailedError as failure:
             reason, hint = failure.reason, failure.hint
         try:
             if reason is not None and self._request.comparison is not None:
-                self._relaunch("release", release.path, release.unit)
+                with failing():
+                    release = self._target()
+                    self._relaunch("release", release.path, release.unit)
         except StepFailedError as failure:
             return self._end("rollback_failed", f"{reason}; then: {failure.reason}", hint=failure.hint)
         if reason is not None:
             return self._end("failed", reason, hint=hint)
-        return self._end("committed", f"{release.id} passed and serves")
+        return self._end("committed", f"{self._request.release} passed and serves")
 
     def _ensure_serving(self, release: Release) -> None:
         status = self._status(release.unit)
@@ -293,7 +301,9 @@ class Transaction:
         for candidate in (self._host.process_status().release, self._request.base, self._request.release):
             if candidate is not None:
                 with contextlib.suppress(ToolkitError):
-                    return self._store.get(candidate).unit
+                    unit = self._store.get(candidate).unit
+                    self._host.manager(unit)
+                    return unit
         return None
 
     def _status(self, unit: Unit) -> ProcessStatus:

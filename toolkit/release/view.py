@@ -84,8 +84,7 @@ class ServiceStatus:
 def status(layout: Layout, name: str) -> ServiceStatus:
     """Look at a service; takes no lock and changes nothing.
 
-    Raises:
-        ToolkitError: the current release is damaged.
+    A release with a damaged file is shown as far as it can be, with a warning that names the file.
     """
     host = ServiceHost(layout, name)
     current = host.store.current()
@@ -98,7 +97,11 @@ def status(layout: Layout, name: str) -> ServiceStatus:
         process = host.process_status()
         shown = process.state if process.since is not None else "absent"
         return ServiceStatus(name, shown, message=process.message, **common)
-    unit = current.unit
+    try:
+        unit, config = current.unit, _config(current)
+        host.manager(unit)
+    except ToolkitError as error:
+        return _damaged(host, current, error, common)
     manager = host.manager(unit)
     process = manager.status()
     healthy = process.pid is not None and _healthy(unit)
@@ -120,7 +123,7 @@ def status(layout: Layout, name: str) -> ServiceStatus:
         url=unit.url,
         manager=manager.kind,
         survives_reboot=manager.survives_reboot,
-        config=_config(current),
+        config=config,
         accepted=_accepted(current),
         warnings=tuple(
             _warnings(
@@ -132,6 +135,28 @@ def status(layout: Layout, name: str) -> ServiceStatus:
             )
         ),
         log=tuple(manager.log_tail(_FAILED_LINES)) if process.state == "failed" else (),
+        **common,
+    )
+
+
+def _damaged(
+    host: ServiceHost, current: Release, error: ToolkitError, common: dict[str, Any]
+) -> ServiceStatus:
+    """What can be told without the release's files."""
+    process = host.process_status()
+    advice = f" ({error.hint})" if error.hint else ""
+    return ServiceStatus(
+        name=host.name,
+        state=process.state,
+        release=current.id,
+        started_release=process.release,
+        since=process.since,
+        pid=process.pid,
+        restarts=process.restarts,
+        exit_status=process.exit_status,
+        exit_signal=process.exit_signal,
+        message=process.message,
+        warnings=(f"{error.message}{advice}",),
         **common,
     )
 

@@ -1,0 +1,46 @@
+"""Damaged and missing files of a service: every command reaches an outcome and says what is wrong."""
+
+import pytest
+from changes import change
+
+from toolkit.release import control
+from toolkit.release.view import status
+
+
+def spoil(path, text="{"):
+    path.chmod(0o644)
+    path.write_text(text)
+
+
+@pytest.fixture
+def served(service):
+    release = service.stage("one")
+    change(service, "deploy", release)
+    return release
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_damaged_unit_of_the_current_release(service, served, missing):
+    unit = served.path / "unit.json"
+    if missing:
+        unit.unlink()
+    else:
+        spoil(unit)
+    outcome = control.restart(service.layout, service.name)
+    assert outcome.status == "failed"
+    assert str(unit) in outcome.message
+    assert service.mark() == "one"
+    shown = status(service.layout, service.name)
+    assert (shown.state, shown.release) == ("running", served.id)
+    assert any(str(unit) in line for line in shown.warnings)
+    assert control.stop(service.layout, service.name).status == "committed"
+    assert service.mark() is None
+    assert control.start(service.layout, service.name).status == "failed"
+    assert change(service, "test", served)[0].status == "failed"
+
+
+def test_a_damaged_base_does_not_keep_the_new_release_away(service, served):
+    spoil(served.path / "unit.json")
+    new = service.stage("two")
+    assert change(service, "deploy", new, served)[0].status == "committed"
+    assert service.mark() == "two"
