@@ -1,5 +1,7 @@
 """Damaged and missing files of a service: every command reaches an outcome and says what is wrong."""
 
+import json
+
 import pytest
 from changes import change
 
@@ -44,3 +46,19 @@ def test_a_damaged_base_does_not_keep_the_new_release_away(service, served):
     new = service.stage("two")
     assert change(service, "deploy", new, served)[0].status == "committed"
     assert service.mark() == "two"
+
+
+def test_a_release_whose_environment_is_gone_is_refused(service, tmp_path, served):
+    gone = tmp_path / "gone"
+    for release in (served, new := service.stage("two")):
+        spoil(release.path / "manifest.json", json.dumps({"environment": {"path": str(gone)}}))
+    outcome, _ = change(service, "swap", new, served)
+    assert outcome.status == "not_started"
+    assert f"{gone} is missing" in outcome.message
+    assert outcome.hint == "ddtoolkit deploy profile stub"
+    outcome = control.restart(service.layout, service.name)
+    assert (outcome.status, outcome.message) == ("failed", f"{gone} is missing")
+    assert service.mark() == "one"
+    gone.mkdir()
+    (gone / "environment.json").write_text("{}")
+    assert change(service, "swap", new, served)[0].status == "committed"

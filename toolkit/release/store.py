@@ -29,6 +29,7 @@ _PROFILE_FILE = "profile.json"
 _MANIFEST_FILE = "manifest.json"
 _META_FILE = "release.json"
 _SOURCES = "sources"
+_ENVIRONMENT_MARK = "environment.json"
 _ID = re.compile(r"^\d{8}T\d{6}Z-[0-9a-f]{8}$")
 _STAGING = ".staging-"
 _DIGITS = 8
@@ -79,13 +80,27 @@ class Release:
     @property
     def swapped(self) -> tuple[str, ...]:
         """Keys whose values came from a swap since the last deploy."""
-        return tuple(self.meta.get("swapped", ()))
+        keys = self.meta.get("swapped")
+        return tuple(key for key in keys if isinstance(key, str)) if isinstance(keys, list) else ()
 
     @property
     def acceptance(self) -> dict[str, Any] | None:
         """The stored acceptance report; None for a release that was never accepted."""
         value = read_json(self.path / ACCEPTANCE_FILE)
         return value if isinstance(value, dict) else None
+
+    def require_environment(self) -> None:
+        """Make sure that the code it was built with is still there; else another version might be run.
+
+        Raises:
+            ToolkitError: its folder is missing or incomplete.
+        """
+        manifest = read_json(self.path / _MANIFEST_FILE)
+        built = manifest.get("environment") if isinstance(manifest, dict) else None
+        folder = built.get("path") if isinstance(built, dict) else None
+        if isinstance(folder, str) and not (Path(folder) / _ENVIRONMENT_MARK).is_file():
+            hint = f"ddtoolkit deploy profile {self.unit.name}"
+            raise ToolkitError(f"{folder} is missing", hint=hint)
 
     def _read(self, name: str) -> dict[str, Any]:
         value = read_json(self.path / name)

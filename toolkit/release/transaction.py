@@ -77,6 +77,7 @@ class Transaction:
     def _preflight(self) -> None:
         """Everything that can be known before the old release is touched."""
         with self._steps.step("preflight", "checking the release") as data:
+            self._target().require_environment()
             unit = self._target().unit
             self._host.manager(unit)
             write_secrets(unit)
@@ -217,6 +218,7 @@ class Transaction:
         try:
             if kind != "stop":
                 with self._steps.step("preflight", "checking the release"):
+                    self._target().require_environment()
                     write_secrets(self._target().unit)
             if kind != "start":
                 with self._steps.step("stop_old", "stopping") as data:
