@@ -62,3 +62,13 @@ def test_a_release_whose_environment_is_gone_is_refused(service, tmp_path, serve
     gone.mkdir()
     (gone / "environment.json").write_text("{}")
     assert change(service, "swap", new, served)[0].status == "committed"
+
+
+@pytest.mark.parametrize("missing", ["link", "release"])
+def test_stop_needs_no_current_release(service, served, missing):
+    (service.paths.current if missing == "link" else served.path / "release.json").unlink()
+    shown = status(service.layout, service.name)
+    assert shown.state == "running"
+    assert any(f"serves release {served.id}, while none is current" in line for line in shown.warnings)
+    assert control.stop(service.layout, service.name).status == "committed"
+    assert service.mark() is None

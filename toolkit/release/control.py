@@ -125,11 +125,23 @@ def _simple(
     command: str,
     on_event: Callable[[Event], None] | None,
 ) -> Outcome:
-    if ServiceHost(layout, name).store.current() is None:
-        raise ConfigError(f"{name}: nothing is deployed", hint=f"ddtoolkit deploy profile {name}")
+    _subject(ServiceHost(layout, name), kind)
     with hold(layout, name, command, wait=wait, on_event=on_event) as session:
-        current = session.host.store.current()
-        if current is None:
-            raise ConfigError(f"{name}: nothing is deployed", hint=f"ddtoolkit deploy profile {name}")
-        request = Request(kind=kind, who=whoami(), command=command, release=current.id)
+        release = _subject(session.host, kind)
+        request = Request(kind=kind, who=whoami(), command=command, release=release)
         return run_request(session, request, on_event)
+
+
+def _subject(host: ServiceHost, kind: Kind) -> str | None:
+    """Id of the release that is to be started or stopped; what serves can be stopped without being current.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    current = host.store.current()
+    if current is not None:
+        return current.id
+    process = host.process_status()
+    if kind == "stop" and process.active:
+        return process.release
+    raise ConfigError(f"{host.name}: nothing is deployed", hint=f"ddtoolkit deploy profile {host.name}")

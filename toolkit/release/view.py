@@ -95,8 +95,7 @@ def status(layout: Layout, name: str) -> ServiceStatus:
     }
     if current is None:
         process = host.process_status()
-        shown = process.state if process.since is not None else "absent"
-        return ServiceStatus(name, shown, message=process.message, **common)
+        return _without_current(name, process, common)
     try:
         unit, config = current.unit, _config(current)
         host.manager(unit)
@@ -135,6 +134,24 @@ def status(layout: Layout, name: str) -> ServiceStatus:
             )
         ),
         log=tuple(manager.log_tail(_FAILED_LINES)) if process.state == "failed" else (),
+        **common,
+    )
+
+
+def _without_current(name: str, process: ProcessStatus, common: dict[str, Any]) -> ServiceStatus:
+    """Nothing is current; something may serve all the same, where files were removed by hand."""
+    warnings = []
+    if process.active:
+        stop = f"ddtoolkit stop {name} ends it"
+        warnings.append(f"a process serves release {process.release}, while none is current ({stop})")
+    return ServiceStatus(
+        name,
+        process.state if process.since is not None else "absent",
+        started_release=process.release,
+        since=process.since,
+        pid=process.pid,
+        message=process.message,
+        warnings=tuple(warnings),
         **common,
     )
 
