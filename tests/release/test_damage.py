@@ -72,3 +72,14 @@ def test_stop_needs_no_current_release(service, served, missing):
     assert any(f"serves release {served.id}, while none is current" in line for line in shown.warnings)
     assert control.stop(service.layout, service.name).status == "committed"
     assert service.mark() is None
+
+
+def test_stop_without_a_record_names_what_still_serves(service, served):
+    record = service.paths.supervisor / "status"
+    kept = record.read_bytes()
+    pid = service.host.process_status().pid
+    record.write_text("{")
+    outcome = control.stop(service.layout, service.name)
+    record.write_bytes(kept)
+    assert outcome.status == "failed"
+    assert f"in use by process {pid}" in outcome.message

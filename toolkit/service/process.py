@@ -66,7 +66,7 @@ class ProcessManager:
         begin = time.monotonic()
         found = read_supervision(self._paths.supervisor)
         if found is None:
-            return StopReport(0.0)
+            return StopReport(0.0, port_busy=self._unrecorded())
         unit = self._started_unit(found)
         kill_wait = unit.kill_wait if unit else _KILL_WAIT
         supervisor = found.supervisor
@@ -127,6 +127,14 @@ class ProcessManager:
                 found = found[index + 1 :]
                 break
         return found[-lines:]
+
+    def _unrecorded(self) -> str:
+        """What holds the current unit's port, where no record says which processes are the service's."""
+        with contextlib.suppress(ToolkitError):
+            unit = read_unit(self._paths.current)
+            if why := ports.busy(unit.host, unit.port):
+                return f"{why}, and {self._paths.supervisor / STATUS_FILE} is missing or damaged"
+        return ""
 
     def _started_unit(self, found: Supervision) -> Unit | None:
         with contextlib.suppress(ToolkitError):
