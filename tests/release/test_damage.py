@@ -5,7 +5,7 @@ import json
 import pytest
 from changes import change
 
-from toolkit.release import control
+from toolkit.release import control, history
 from toolkit.release.view import status
 
 
@@ -83,3 +83,27 @@ def test_stop_without_a_record_names_what_still_serves(service, served):
     record.write_bytes(kept)
     assert outcome.status == "failed"
     assert f"in use by process {pid}" in outcome.message
+
+
+def test_a_stop_on_request_is_not_hidden_by_what_changes_nothing(service):
+    def after(*told):
+        service.paths.history.unlink(missing_ok=True)
+        for kind, outcome in told:
+            history.append(service.paths, history.Entry("1", kind, outcome, "ann@desk"))
+        return history.stopped_on_request(service.paths)
+
+    stop = ("stop", "committed")
+    for between in (("swap", "not_started"), ("swap", "rolled_back"), ("test", "failed"), ("stop", "failed")):
+        assert after(stop, between)
+        assert not after(("deploy", "committed"), between)
+    assert after(stop, ("experiment", "rolled_back"), ("test", "committed"))
+    assert not after(stop, ("start", "committed"), ("swap", "rolled_back"))
+    assert not after(stop, ("swap", "rollback_failed"))
+
+
+def test_odd_types_in_the_history_and_in_a_release(service):
+    service.paths.history.write_text('{"id":1,"kind":null,"outcome":null,"who":null}\n[]\n5\n')
+    assert history.read(service.paths) == []
+    release = service.stage("one")
+    spoil(release.path / "release.json", '{"swapped": 5}')
+    assert release.swapped == ()

@@ -72,9 +72,21 @@ def append(paths: ServicePaths, entry: Entry) -> None:
 
 
 def stopped_on_request(paths: ServicePaths) -> bool:
-    """Whether the last change was a stop, so that nothing may start the service by itself."""
-    entries = read(paths)
-    return bool(entries) and (entries[-1].kind, entries[-1].outcome) == ("stop", "committed")
+    """Whether the service is stopped because someone asked, so that nothing may start it by itself."""
+    for entry in reversed(read(paths)):
+        if not _leaves_it(entry):
+            return (entry.kind, entry.outcome) == ("stop", "committed")
+    return False
+
+
+def _leaves_it(entry: Entry) -> bool:
+    """Whether the service is to run after this change exactly if it was to run before."""
+    # A rollback, and the return from an experiment, leave a service stopped that had been stopped.
+    return (
+        entry.kind in ("test", "return")
+        or entry.outcome in ("not_started", "rolled_back")
+        or (entry.kind, entry.outcome) == ("stop", "failed")
+    )
 
 
 def read(paths: ServicePaths) -> list[Entry]:
@@ -88,7 +100,20 @@ def read(paths: ServicePaths) -> list[Entry]:
         try:
             value = json.loads(line)
             value["changes"] = tuple(Change(**change) for change in value.get("changes", ()))
-            found.append(Entry(**value))
+            entry = Entry(**value)
         except (ValueError, TypeError, AttributeError):
             continue
+        if _sound(entry):
+            found.append(entry)
     return found
+
+
+def _sound(entry: Entry) -> bool:
+    """Whether every value has the type that readers count on."""
+    texts = (entry.id, entry.kind, entry.outcome, entry.who, entry.command, entry.message, entry.when)
+    numbers = entry.seconds.values() if isinstance(entry.seconds, dict) else (None,)
+    return (
+        all(isinstance(text, str) for text in texts)
+        and all(isinstance(text, str | None) for text in (entry.release, entry.base))
+        and all(isinstance(number, int | float) for number in numbers)
+    )
