@@ -107,3 +107,18 @@ def test_odd_types_in_the_history_and_in_a_release(service):
     release = service.stage("one")
     spoil(release.path / "release.json", '{"swapped": 5}')
     assert release.swapped == ()
+
+
+@pytest.mark.parametrize(
+    "token",
+    ['{"token":1,"who":2,"command":3,"since":"x","process":5,"host":null}', '{"token":"t","since":Infinity}'],
+)
+def test_a_damaged_lock_is_shown_and_taken_over(service, token):
+    service.paths.lock.write_text(token)
+    lock = service.host.lock
+    assert lock.stale(lock.holder())
+    assert "damaged" in status(service.layout, service.name).lock["who"]
+    assert lock.holder().age().endswith(" s")
+    with lock.hold("next") as held:
+        assert "damaged" in held.taken_over.who
+    assert lock.holder() is None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import getpass
+import math
 import os
 import secrets
 import socket
@@ -74,13 +75,16 @@ class Lock:
         value = read_json(self._token_file)
         if not isinstance(value, dict):
             return None
-        try:
-            return LockInfo(**value)
-        except TypeError:
-            return None
+        with contextlib.suppress(TypeError):
+            info = LockInfo(**value)
+            if _sound(info):
+                return info
+        return self._damaged(value.get("token"))
 
     def stale(self, info: LockInfo) -> bool:
         """Whether the holder is gone."""
+        if not info.host:
+            return True
         process = ProcessId.from_json(info.process)
         if info.host == socket.gethostname() and process is not None:
             return not process.alive()
@@ -161,6 +165,15 @@ class Lock:
                 )
             self._token_file.unlink(missing_ok=True)
         return info
+
+    def _damaged(self, token: Any) -> LockInfo:
+        """What is shown for a token file that names no holder; no host, so it counts as stale."""
+        try:
+            since = self._token_file.stat().st_mtime
+        except OSError:
+            since = time.time()
+        shown = token if isinstance(token, str) else "damaged"
+        return LockInfo(shown, f"nobody known: {self._token_file} is damaged", "unknown", since, None, "")
 
     def _acquire(self, command: str, end: float) -> Held:
         try:
@@ -262,6 +275,16 @@ def _me(command: str) -> LockInfo:
         since=time.time(),
         process=process.to_json() if process else None,
         host=socket.gethostname(),
+    )
+
+
+def _sound(info: LockInfo) -> bool:
+    """Whether every value has the type that readers count on."""
+    return (
+        all(isinstance(text, str) for text in (info.token, info.who, info.command, info.host))
+        and isinstance(info.since, int | float)
+        and math.isfinite(info.since)
+        and isinstance(info.process, dict | None)
     )
 
 
