@@ -7,6 +7,8 @@ from changes import change
 
 from toolkit.release import control, history
 from toolkit.release.view import status
+from toolkit.service.secrets import stored_secrets
+from toolkit.service.unit import SecretSource
 
 
 def spoil(path, text="{"):
@@ -122,3 +124,12 @@ def test_a_damaged_lock_is_shown_and_taken_over(service, token):
     with lock.hold("next") as held:
         assert "damaged" in held.taken_over.who
     assert lock.holder() is None
+
+
+def test_start_leaves_the_secrets_of_what_serves_alone(service, monkeypatch):
+    monkeypatch.setenv("STUB_KEY", "k")
+    release = service.stage("one", secrets={"api-key": SecretSource("STUB_KEY", None, None)})
+    change(service, "deploy", release)
+    monkeypatch.setenv("STUB_KEY", "another")
+    assert control.start(service.layout, service.name).status == "committed"
+    assert stored_secrets(release.unit) == {"api-key": "k"}

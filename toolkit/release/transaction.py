@@ -219,7 +219,9 @@ class Transaction:
             if kind != "stop":
                 with self._steps.step("preflight", "checking the release"):
                     self._target().require_environment()
-                    write_secrets(self._target().unit)
+                    unit = self._target().unit
+                    if kind == "restart":  # a start may find it serving, with the secrets it has
+                        write_secrets(unit)
             if kind != "start":
                 with self._steps.step("stop_old", "stopping") as data:
                     self._stop(data)
