@@ -128,7 +128,8 @@ def test_a_damaged_lock_is_shown_and_taken_over(service, token):
 
 def test_start_leaves_the_secrets_of_what_serves_alone(service, monkeypatch):
     monkeypatch.setenv("STUB_KEY", "k")
-    release = service.stage("one", secrets={"api-key": SecretSource("STUB_KEY", None, None)})
+    secrets = {"api-key": SecretSource(env="STUB_KEY")}
+    release = service.stage("one", secrets=secrets, secrets_file=str(service.paths.state / "secrets.yaml"))
     change(service, "deploy", release)
     monkeypatch.setenv("STUB_KEY", "another")
     assert control.start(service.layout, service.name).status == "committed"
