@@ -24,7 +24,7 @@ from toolkit.ddtree.cache import Prefix, PrefixCache
 from toolkit.ddtree.model_runner import PREFILL_ROWS, ModelRunner
 from toolkit.ddtree.models.layers import Rows
 from toolkit.ddtree.running import Running
-from toolkit.ddtree.sampling import Sampler, argmax
+from toolkit.ddtree.sampling import Sampler, argmax, only_numbers
 from toolkit.ddtree.stopping import StopStrings
 from toolkit.ddtree.tokenizer import load_tokenizer
 from toolkit.ddtree.tree import DraftTrees, ancestor_mask
@@ -343,8 +343,7 @@ class Engine:
                     for i, running in enumerate(batch)
                 ]
             )
-        finite = logits.gather(2, choices.unsqueeze(2)).isfinite().all(1)
-        return torch.where(finite, choices, -1)
+        return only_numbers(logits, choices)
 
     def _accept(
         self, paths: Sequence[Sequence[int]], committed: list[list[int]], stats: list[RoundStats],

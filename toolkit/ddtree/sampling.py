@@ -172,3 +172,17 @@ def argmax(logits: Tensor) -> Tensor:
     if logits.dtype == torch.float32 and logits.device.type == "cpu":
         return torch.from_numpy(logits.numpy().argmax(-1))  # torch's own is tens of times slower here
     return logits.argmax(-1)
+
+
+def only_numbers(logits: Tensor, choices: Tensor) -> Tensor:
+    """Replace a request's choices by -1 if one has a logit that is not finite.
+
+    Args:
+        logits: [R, Q, vocabulary].
+        choices: int64 [R, Q].
+
+    Returns:
+        int64 [R, Q].
+    """
+    finite = logits.gather(2, choices.unsqueeze(2)).isfinite().flatten(1).all(1, keepdim=True)
+    return choices if bool(finite.all()) else torch.where(finite, choices, -1)

@@ -19,6 +19,9 @@ from torch import Tensor
 from toolkit.ddtree.cache import SlotCache
 from toolkit.ddtree.models.config import ModelConfig, RopeConfig
 
+_PAGE = 4096
+_SPARE = 16  # rows of a matrix that lie whole pages apart compete for the same cache sets
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -63,7 +66,9 @@ class Linear:
     """x @ weight.T without bias, for a weight [out, in], which is kept transposed."""
 
     def __init__(self, weight: Tensor) -> None:
-        self._weight = weight.t().contiguous()
+        outputs, inputs = weight.shape
+        spare = _SPARE if outputs * weight.element_size() % _PAGE == 0 else 0
+        self._weight = weight.new_zeros(inputs, outputs + spare)[:, :outputs].copy_(weight.t())
 
     @property
     def weight(self) -> Tensor:
