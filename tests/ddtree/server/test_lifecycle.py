@@ -68,14 +68,14 @@ def test_a_fault_fails_its_requests_and_a_dead_engine_ends_the_process(start_ser
         assert server.process.wait(15) == 1
 
 
-@pytest.mark.parametrize("seconds", ["60", "0.2"])
+@pytest.mark.parametrize("seconds", ["60", "0.05"])
 def test_sigterm_lets_requests_in_flight_end(start_server, tree_arguments, seconds):
     """Field case E12: they run to their end if that is soon enough, else they end cleanly at the limit."""
     with (
         start_server(*tree_arguments, "--shutdown-timeout", seconds) as server,
         concurrent.futures.ThreadPoolExecutor(3) as pool,
     ):
-        body = {"prompt": "a", "temperature": 0, "max_tokens": 300, "ignore_eos": True}
+        body = {"prompt": "a", "temperature": 0, "max_tokens": 500, "ignore_eos": True}
         whole = pool.submit(server.client.post, "/v1/completions", json=body)
         streamed = pool.submit(server.stream, "/v1/completions", body)
         server.wait_until(lambda: server.metric("sglang:num_running_reqs") == 2)
@@ -94,7 +94,7 @@ def test_sigterm_lets_requests_in_flight_end(start_server, tree_arguments, secon
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((host, int(port)), timeout=1)
         if seconds == "60":
-            assert response.json()["usage"]["completion_tokens"] == 300
+            assert response.json()["usage"]["completion_tokens"] == 500
             assert last["finish_reason"] == "length"
             assert "Traceback" not in server.log
         else:
