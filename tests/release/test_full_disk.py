@@ -9,6 +9,7 @@ from changes import change, request
 from stub_service import REFUSES, StubService
 
 from toolkit.errors import ToolkitError
+from toolkit.release import control, history
 from toolkit.release.controller import begin, hold, result
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to mount a small file system")
@@ -67,6 +68,8 @@ def test_preparing_changes_nothing(full):
 
 def test_lock_says_so(full):
     stub, _ = full
+    for kept in stub.paths.state.glob("reserve.*"):
+        kept.unlink()
     refused = pytest.raises(ToolkitError, match="cannot take the lock: No space left")
     with no_space(stub), refused, hold(stub.layout, stub.name, "deploy"):
         pass
@@ -103,6 +106,38 @@ def test_stop_and_start_need_no_space(full, monkeypatch):
     assert stub.mark() is None
     assert run_prepared(stub, request("start", first), monkeypatch).status == "committed"
     assert stub.mark() == "one"
+
+
+def test_commands_that_stop_and_start_work_and_say_so(full):
+    stub, _ = full
+    reserved = {path.name: path.stat().st_size for path in stub.paths.state.glob("reserve.*")}
+    assert len(reserved) == 3
+    before = len(history.read(stub.paths))
+    for verb, mark in ((control.stop, None), (control.start, "one"), (control.restart, "one")):
+        with no_space(stub):
+            outcome = verb(stub.layout, stub.name)
+            assert outcome.status == "committed", outcome.message
+            assert outcome.message.endswith(f"; the disk under {stub.paths.state} is full")
+            assert "free some space" in outcome.hint
+            assert stub.mark() == mark
+            assert stub.host.lock.holder() is None
+        with hold(stub.layout, stub.name, "look"):
+            pass
+        assert {path.name: path.stat().st_size for path in stub.paths.state.glob("reserve.*")} == reserved
+    kinds = [(entry.kind, entry.outcome) for entry in history.read(stub.paths)[before:]]
+    assert kinds == [("stop", "committed"), ("start", "committed"), ("restart", "committed")]
+    outcome = control.restart(stub.layout, stub.name)
+    assert (outcome.message, outcome.hint) == ("restarted", None)
+
+
+def test_history_has_space_of_its_own(full):
+    stub, _ = full
+    stub.host.reserve.fill()
+    before = len(history.read(stub.paths))
+    with no_space(stub):
+        for number in range(20):
+            history.append(stub.paths, history.Entry(f"{number}", "test", "failed", "ann@desk", "x" * 200))
+    assert len(history.read(stub.paths)) == before + 20
 
 
 def test_log_on_a_full_disk_never_stops_serving(full):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from toolkit.errors import ConfigError, StoppedWatchingError, ToolkitError
 from toolkit.layout import Layout
@@ -129,7 +130,15 @@ def _simple(
     with hold(layout, name, command, wait=wait, on_event=on_event) as session:
         release = _subject(session.host, kind)
         request = Request(kind=kind, who=whoami(), command=command, release=release)
-        return run_request(session, request, on_event)
+        return _mention_full_disk(session.host, run_request(session, request, on_event))
+
+
+def _mention_full_disk(host: ServiceHost, outcome: Outcome) -> Outcome:
+    if host.reserve.whole:
+        return outcome
+    message = f"{outcome.message}; the disk under {host.paths.state} is full"
+    hint = outcome.hint or f"free some space there; ddtoolkit status {host.name}"
+    return replace(outcome, message=message, hint=hint)
 
 
 def _subject(host: ServiceHost, kind: Kind) -> str | None:

@@ -17,7 +17,7 @@ from toolkit.release.host import HOST_FILE, ServiceHost, read_host
 from toolkit.release.journal import Event, create_journal, read_journal
 from toolkit.release.launches import write_launches
 from toolkit.release.lock import LockInfo
-from toolkit.release.request import RELEASING, REQUEST_FILE, Outcome, Request, read_request
+from toolkit.release.request import RELEASING, REQUEST_FILE, Kind, Outcome, Request, read_request
 from toolkit.release.run import CRASH_FILE, concluded
 from toolkit.release.store import prepare_layout
 from toolkit.release.timer import spawn_timer
@@ -27,6 +27,8 @@ from toolkit.service.files import json_bytes, write_new
 
 _POLL = 0.1
 _GONE_AFTER = 2.0
+# What writes a report may fail on a full disk, so it is refused there; these may not be.
+_NEEDING_NO_SPACE: frozenset[Kind] = frozenset({"start", "stop", "restart", "return"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +72,15 @@ def hold(
     """
     host = ServiceHost(layout, name)
     prepare_layout(layout.root, host.paths)
-    with host.lock.hold(command, wait=wait) as held:
-        recovered = _recover(host, on_event)
-        if not keep_timer:
-            _revive_timer(host)
-        yield Session(host, held.taken_over, recovered)
+    try:
+        with host.lock.hold(command, wait=wait) as held:
+            host.reserve.fill()
+            recovered = _recover(host, on_event)
+            if not keep_timer:
+                _revive_timer(host)
+            yield Session(host, held.taken_over, recovered)
+    finally:
+        host.reserve.fill()
 
 
 def begin(layout: Layout, name: str, request: Request) -> Path:
@@ -96,9 +102,11 @@ def begin(layout: Layout, name: str, request: Request) -> Path:
     if _unfinished(folder):
         raise ToolkitError(f"{name}: an interrupted transaction is to be recovered first")
     try:
-        for leftover in (staging, former):
-            shutil.rmtree(leftover, ignore_errors=True)
-        _write_transaction(host, request, staging)
+        shutil.rmtree(former, ignore_errors=True)
+        if request.kind in _NEEDING_NO_SPACE:
+            host.reserve.write("transaction", lambda: _write_transaction(host, request, staging))
+        else:
+            _write_transaction(host, request, staging)
         if folder.exists():
             folder.rename(former)
         staging.rename(folder)
@@ -189,6 +197,7 @@ def _with_base(host: ServiceHost, request: Request) -> Request:
 
 
 def _write_transaction(host: ServiceHost, request: Request, folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
     write_new(folder / HOST_FILE, json_bytes(host.to_json()))
     write_new(folder / REQUEST_FILE, json_bytes(request.to_json()))

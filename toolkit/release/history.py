@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from toolkit.errors import ToolkitError
 from toolkit.layout import ServicePaths
 from toolkit.profile.changes import Change
+from toolkit.release.reserve import Reserve
 from toolkit.service.files import PRIVATE_FILE
 
 
@@ -56,19 +59,25 @@ def append(paths: ServicePaths, entry: Entry) -> None:
         ToolkitError: the file cannot be written.
     """
     line = json.dumps(entry.to_json(), ensure_ascii=True).encode() + b"\n"
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        fd = os.open(paths.history, flags, PRIVATE_FILE)
-        try:
-            size = os.fstat(fd).st_size
-            if size and os.pread(fd, 1, size - 1) != b"\n":
-                line = b"\n" + line
-            os.write(fd, line)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        Reserve(paths).write("history", lambda: _append(paths.history, line))
     except OSError as error:
         raise ToolkitError(f"{paths.history}: cannot record the change: {error.strerror}") from error
+
+
+def _append(path: Path, line: bytes) -> None:
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(path, flags, PRIVATE_FILE)
+    try:
+        size = os.fstat(fd).st_size
+        if size and os.pread(fd, 1, size - 1) != b"\n":
+            line = b"\n" + line
+        if os.write(fd, line) < len(line):  # only a disk that fills up cuts a write short
+            os.ftruncate(fd, size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def stopped_on_request(paths: ServicePaths) -> bool:

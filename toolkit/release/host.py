@@ -10,6 +10,7 @@ from typing import Any
 from toolkit.errors import ToolkitError
 from toolkit.layout import Layout, ServicePaths
 from toolkit.release.lock import Lock
+from toolkit.release.reserve import Reserve
 from toolkit.release.store import Store
 from toolkit.service.files import read_json
 from toolkit.service.manager import ProcessStatus, ServiceManager
@@ -46,6 +47,11 @@ class ServiceHost:
     def lock(self) -> Lock:
         """Its lock."""
         return Lock(self.paths, self.name)
+
+    @property
+    def reserve(self) -> Reserve:
+        """Its space on the disk."""
+        return Reserve(self.paths)
 
     def secrets_file(self, release_id: str) -> Path:
         """Where the secrets of a release are put when it starts."""

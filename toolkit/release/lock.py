@@ -23,6 +23,7 @@ from typing import Any
 
 from toolkit.errors import ConfigError, LockedError, ToolkitError
 from toolkit.layout import ServicePaths
+from toolkit.release.reserve import Reserve
 from toolkit.service.files import PRIVATE_FILE, json_bytes, make_private, read_json, write_new
 from toolkit.service.processes import ProcessId, identify
 
@@ -69,6 +70,7 @@ class Lock:
         self._guard_file = paths.state / "lock.guard"
         self._flock_file = paths.state / "transaction.flock"
         self._state = paths.state
+        self._reserve = Reserve(paths)
 
     def holder(self) -> LockInfo | None:
         """Who holds the token, stale or not."""
@@ -208,7 +210,8 @@ class Lock:
             self._token_file.unlink(missing_ok=True)
             mine = _me(command)
             try:
-                write_new(self._token_file, json_bytes(mine.to_json()))
+                token = json_bytes(mine.to_json())
+                self._reserve.write("lock", lambda: write_new(self._token_file, token))
             except OSError as error:
                 raise ToolkitError(f"{self._token_file}: cannot take the lock: {error.strerror}") from error
             return Held(mine, taken_over)
