@@ -3,9 +3,10 @@
 import json
 
 import pytest
-from changes import change
+from changes import change, steps
 
 from toolkit.release import control, history
+from toolkit.release.request import Acceptance
 from toolkit.release.view import status
 from toolkit.service.secrets import stored_secrets
 from toolkit.service.unit import SecretSource
@@ -64,6 +65,34 @@ def test_a_release_whose_environment_is_gone_is_refused(service, tmp_path, serve
     gone.mkdir()
     (gone / "environment.json").write_text("{}")
     assert change(service, "swap", new, served)[0].status == "committed"
+
+
+@pytest.mark.parametrize("kind", ["deploy", "swap", "rollback"])
+def test_what_serves_is_not_stopped_where_it_could_not_be_started_again(service, tmp_path, served, kind):
+    gone = tmp_path / "envs" / "0a1b"
+    spoil(served.path / "manifest.json", json.dumps({"environment": {"path": str(gone)}}))
+    pid = service.host.process_status().pid
+    new = service.stage("two")
+    outcome, events = change(service, kind, new, served)
+    assert outcome.status == "not_started"
+    assert f"{served.id} needs {gone}, which is missing" in outcome.message
+    assert "ddtoolkit stop stub" in outcome.hint
+    assert "stop_old" not in steps(events, "begin")
+    assert service.host.process_status().pid == pid
+    assert control.stop(service.layout, service.name).status == "committed"
+    assert change(service, kind, new, served)[0].status == "committed"
+    assert service.mark() == "two"
+
+
+def test_an_environment_that_vanishes_during_a_change_is_named(service, tmp_path, served):
+    (folder := tmp_path / "env").mkdir()
+    (folder / "environment.json").write_text("{}")
+    spoil(served.path / "manifest.json", json.dumps({"environment": {"path": str(folder)}}))
+    removes = ("/bin/sh", "-c", f'rm -r {folder}; echo "{{}}" > "$4"; exit 1', "sh")
+    outcome, _ = change(service, "swap", service.stage("two"), served, acceptance=Acceptance(removes))
+    assert outcome.status == "rollback_failed"
+    assert f"{folder} is missing" in outcome.message
+    assert service.mark() is None
 
 
 @pytest.mark.parametrize("missing", ["link", "release"])

@@ -95,12 +95,18 @@ class Release:
         Raises:
             ToolkitError: its folder is missing or incomplete.
         """
+        if (folder := self.missing_environment()) is not None:
+            hint = f"ddtoolkit deploy profile {self.unit.name}"
+            raise ToolkitError(f"{folder} is missing", hint=hint)
+
+    def missing_environment(self) -> Path | None:
+        """The folder of the code it was built with, where that is missing or incomplete."""
         manifest = read_json(self.path / _MANIFEST_FILE)
         built = manifest.get("environment") if isinstance(manifest, dict) else None
         folder = built.get("path") if isinstance(built, dict) else None
-        if isinstance(folder, str) and not (Path(folder) / _ENVIRONMENT_MARK).is_file():
-            hint = f"ddtoolkit deploy profile {self.unit.name}"
-            raise ToolkitError(f"{folder} is missing", hint=hint)
+        if not isinstance(folder, str) or (Path(folder) / _ENVIRONMENT_MARK).is_file():
+            return None
+        return Path(folder)
 
     def _read(self, name: str) -> dict[str, Any]:
         value = read_json(self.path / name)

@@ -83,11 +83,25 @@ class Transaction:
             write_secrets(unit)
             status = self._host.process_status()
             data["base_should_run"] = not stopped_on_request(self._host.paths)
+            if status.active and data["base_should_run"]:
+                self._require_way_back()
             old = self._serving_unit() if status.active else None
             if old is None or old.port != unit.port:
                 ending.require_free(unit)
             for release in (self._request.base, self._request.release):
                 self._store.prepare_switch(release)
+
+    def _require_way_back(self) -> None:
+        """What serves is stopped only where the base could be started again; an experiment ends anyway."""
+        base = self._request.base
+        if base is None or self._request.kind == "return":
+            return
+        if (folder := self._store.get(base).missing_environment()) is not None:
+            name = self._host.name
+            raise ToolkitError(
+                f"there would be no way back: {base} needs {folder}, which is missing",
+                hint=f"ddtoolkit stop {name}, then the same command again, goes on without a way back",
+            )
 
     def _go(self, release: Release) -> None:
         step = self._steps.step
@@ -193,6 +207,8 @@ class Transaction:
         if self._base_should_run():
             with self._steps.step("start_old", f"starting {base} again"):
                 release = self._store.get(base)
+                if (folder := release.missing_environment()) is not None:
+                    raise ToolkitError(f"{folder} is missing")
                 self._host.manager(release.unit).start(release.path)
 
     def _report_base(self, base: str) -> None:
