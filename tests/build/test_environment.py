@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from toolkit.build.environment import Environment, embedded_environment, materialise
+from toolkit.build.environment import Environment, damage, embedded_environment, materialise
 from toolkit.errors import ToolkitError
 
 
@@ -36,13 +36,18 @@ def test_the_same_environment_is_made_once(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [environment.digest]
 
 
-def test_one_without_its_marker_is_made_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("marker", [None, "", '{"python": ', "[]"])
+def test_one_without_a_whole_marker_is_made_again(tmp_path: Path, marker: str | None) -> None:
     environment = embedded_environment()
     home = materialise(environment, tmp_path)
     (home / "environment.json").unlink()
+    if marker is not None:
+        (home / "environment.json").write_text(marker)
+    assert damage(home) is not None
     shutil.rmtree(home / "toolkit" / "profile")
     assert materialise(environment, tmp_path) == home
     assert (home / "toolkit" / "profile" / "schema.py").is_file()
+    assert damage(home) is None
 
 
 def test_digest_and_differences_follow_versions_and_code() -> None:

@@ -67,6 +67,29 @@ def test_a_release_whose_environment_is_gone_is_refused(service, tmp_path, serve
     assert change(service, "swap", new, served)[0].status == "committed"
 
 
+@pytest.mark.parametrize("text", ["{", "[]", '{"environment": 5}', '{"environment": {"path": null}}'])
+def test_a_manifest_that_cannot_be_read_is_damage(service, served, text):
+    manifest = served.path / "manifest.json"
+    spoil(manifest, text)
+    outcome = control.restart(service.layout, service.name)
+    assert outcome.status == "failed"
+    assert outcome.message.startswith(f"{manifest}: ")
+    assert "damaged" in outcome.message
+    assert outcome.hint == "deploy the profile again: that builds a new release"
+    assert service.mark() == "one"
+    assert change(service, "deploy", service.stage("two"), served)[0].status == "committed"
+
+
+def test_an_environment_whose_marker_cannot_be_read_is_damage(service, tmp_path, served):
+    (marker := tmp_path / "environment.json").write_text('{"python": ')
+    spoil(served.path / "manifest.json", json.dumps({"environment": {"path": str(tmp_path)}}))
+    outcome = control.restart(service.layout, service.name)
+    assert (outcome.status, outcome.message) == ("failed", f"{marker} is damaged")
+    assert outcome.hint == "ddtoolkit deploy profile stub"
+    outcome, _ = change(service, "swap", service.stage("two"), served)
+    assert (outcome.status, service.mark()) == ("not_started", "one")
+
+
 @pytest.mark.parametrize("kind", ["deploy", "swap", "rollback"])
 def test_what_serves_is_not_stopped_where_it_could_not_be_started_again(service, tmp_path, served, kind):
     gone = tmp_path / "envs" / "0a1b"
@@ -75,7 +98,7 @@ def test_what_serves_is_not_stopped_where_it_could_not_be_started_again(service,
     new = service.stage("two")
     outcome, events = change(service, kind, new, served)
     assert outcome.status == "not_started"
-    assert f"{served.id} needs {gone}, which is missing" in outcome.message
+    assert f"no way back to {served.id}: {gone} is missing" in outcome.message
     assert "ddtoolkit stop stub" in outcome.hint
     assert "stop_old" not in steps(events, "begin")
     assert service.host.process_status().pid == pid

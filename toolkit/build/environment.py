@@ -96,7 +96,7 @@ def materialise(environment: Environment, folder: Path) -> Path:
         ToolkitError: the copy cannot be written; nothing is left behind.
     """
     target = folder / environment.digest
-    if (target / MARKER).is_file():
+    if damage(target) is None:
         return target
     try:
         staging = Path(tempfile.mkdtemp(prefix=f".{environment.digest}-", dir=folder))
@@ -121,6 +121,18 @@ def materialise(environment: Environment, folder: Path) -> Path:
             f"cannot make the environment {target}: {reason}", hint=f"free space below {folder} and run again"
         ) from None
     return target
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with the environment in `folder`; None where it is complete."""
+    marker = folder / MARKER
+    if not marker.is_file():
+        return f"{folder} is missing"
+    try:
+        content = json.loads(marker.read_bytes())
+    except (OSError, ValueError):
+        content = None
+    return None if isinstance(content, dict) else f"{marker} is damaged"
 
 
 @cache

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toolkit.build.builder import checkpoint_marks
-from toolkit.build.environment import MARKER, Environment, embedded_environment
+from toolkit.build.environment import Environment, damage, embedded_environment
 from toolkit.deploy.locate import Deployed, layout_of
 from toolkit.errors import ConfigError, ToolkitError
 from toolkit.plan.steps import CurrentRelease, Desired, Observed, Plan, make_plan
@@ -77,9 +77,9 @@ def _observe(profile: Profile, host: ServiceHost, needed: Requirements, current:
     held = None
     if not status.active:
         held = ports.busy(profile.service.bind, profile.service.port) or None
-    release, damage = _read_release(current)
+    release, wrong = _read_release(current)
     return Observed(
-        damage=damage,
+        damage=wrong,
         missing=missing(needed),
         release=release,
         state=status.state,
@@ -100,8 +100,8 @@ def _read_release(current: Release | None) -> tuple[CurrentRelease | None, str |
         return None, f"the current release is damaged: {error.message}"
     except (KeyError, TypeError):
         return None, f"the current release is damaged: {current.path / 'manifest.json'}"
-    missing_environment = not (environment / MARKER).is_file()
-    return release, f"its environment {environment} is missing" if missing_environment else None
+    why = damage(environment)
+    return release, None if why is None else f"its environment {why}"
 
 
 def last_load_seconds(host: ServiceHost) -> float | None:

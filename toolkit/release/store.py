@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from toolkit.build.environment import damage
 from toolkit.errors import ConfigError, ToolkitError
 from toolkit.layout import ServicePaths
 from toolkit.profile.changes import Change
@@ -29,7 +30,7 @@ _PROFILE_FILE = "profile.json"
 _MANIFEST_FILE = "manifest.json"
 _META_FILE = "release.json"
 _SOURCES = "sources"
-_ENVIRONMENT_MARK = "environment.json"
+_DEPLOY_AGAIN = "deploy the profile again: that builds a new release"
 _ID = re.compile(r"^\d{8}T\d{6}Z-[0-9a-f]{8}$")
 _STAGING = ".staging-"
 _DIGITS = 8
@@ -93,25 +94,37 @@ class Release:
         """Make sure that the code it was built with is still there; else another version might be run.
 
         Raises:
-            ToolkitError: its folder is missing or incomplete.
+            ToolkitError: its folder is missing or damaged, or the manifest that names it is.
         """
-        if (folder := self.missing_environment()) is not None:
+        folder = self._environment()
+        if folder is not None and (why := damage(folder)) is not None:
             hint = f"ddtoolkit deploy profile {self.unit.name}"
-            raise ToolkitError(f"{folder} is missing", hint=hint)
+            raise ToolkitError(why, hint=hint)
 
-    def missing_environment(self) -> Path | None:
-        """The folder of the code it was built with, where that is missing or incomplete."""
-        manifest = read_json(self.path / _MANIFEST_FILE)
-        built = manifest.get("environment") if isinstance(manifest, dict) else None
-        folder = built.get("path") if isinstance(built, dict) else None
-        if not isinstance(folder, str) or (Path(folder) / _ENVIRONMENT_MARK).is_file():
+    def environment_damage(self) -> str | None:
+        """What is wrong with the code it was built with; None also where the manifest cannot tell."""
+        try:
+            folder = self._environment()
+        except ToolkitError:
             return None
+        return None if folder is None else damage(folder)
+
+    def _environment(self) -> Path | None:
+        built = self.manifest.get("environment")
+        if built is None:
+            return None  # not every engine is built by this toolkit
+        folder = built.get("path") if isinstance(built, dict) else None
+        if not isinstance(folder, str):
+            raise ToolkitError(
+                f"{self.path / _MANIFEST_FILE}: damaged: it names no environment",
+                hint=_DEPLOY_AGAIN,
+            )
         return Path(folder)
 
     def _read(self, name: str) -> dict[str, Any]:
         value = read_json(self.path / name)
         if not isinstance(value, dict):
-            raise ToolkitError(f"{self.path / name}: absent or damaged", hint="deploy the profile again")
+            raise ToolkitError(f"{self.path / name}: absent or damaged", hint=_DEPLOY_AGAIN)
         return value
 
 

@@ -96,10 +96,10 @@ class Transaction:
         base = self._request.base
         if base is None or self._request.kind == "return":
             return
-        if (folder := self._store.get(base).missing_environment()) is not None:
+        if (why := self._store.get(base).environment_damage()) is not None:
             name = self._host.name
             raise ToolkitError(
-                f"there would be no way back: {base} needs {folder}, which is missing",
+                f"there would be no way back to {base}: {why}",
                 hint=f"ddtoolkit stop {name}, then the same command again, goes on without a way back",
             )
 
@@ -207,8 +207,8 @@ class Transaction:
         if self._base_should_run():
             with self._steps.step("start_old", f"starting {base} again"):
                 release = self._store.get(base)
-                if (folder := release.missing_environment()) is not None:
-                    raise ToolkitError(f"{folder} is missing")
+                if (why := release.environment_damage()) is not None:
+                    raise ToolkitError(why)
                 self._host.manager(release.unit).start(release.path)
 
     def _report_base(self, base: str) -> None:
