@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -24,12 +24,15 @@ from toolkit.profile.secrets import resolve_secret
 Progress = Callable[[dict[str, Any]], None]
 
 
-def run_acceptance(settings: Settings, on_progress: Progress | None = None) -> Report:
+def run_acceptance(
+    settings: Settings, on_progress: Progress | None = None, *, keys: Mapping[str, str] | None = None
+) -> Report:
     """Run every check that the server allows.
 
     Args:
         settings: what to do; see `settings_for` for a profile's.
         on_progress: called with one JSON-safe event before and after each check.
+        keys: values of `api_key` and `admin_api_key` that are known; others are read where the settings say.
 
     Returns:
         The report. A server that does not answer, or stops doing so, is a refusal, not an exception.
@@ -39,7 +42,7 @@ def run_acceptance(settings: Settings, on_progress: Progress | None = None) -> R
     """
     tell = on_progress or (lambda _: None)
     started, clock = datetime.now(UTC), time.monotonic()
-    with open_session(settings) as session:
+    with open_session(settings, keys) as session:
         results, fault = _run_checks(session, tell)
         verdict, reasons, correctness, performance = judge(
             results,
@@ -72,20 +75,20 @@ def run_acceptance(settings: Settings, on_progress: Progress | None = None) -> R
 
 
 @contextmanager
-def open_session(settings: Settings) -> Iterator[Session]:
+def open_session(settings: Settings, keys: Mapping[str, str] | None = None) -> Iterator[Session]:
     """A session with its prompts, keys and time limit; nothing is sent yet.
 
     Raises:
         ConfigError: the settings cannot be used: prompts, keys or URL.
     """
     prompts = load_prompts(None if settings.prompts is None else Path(settings.prompts))
-    with _endpoint(settings, time.monotonic()) as endpoint:
+    with _endpoint(settings, time.monotonic(), keys or {}) as endpoint:
         yield Session(endpoint, settings, prompts)
 
 
-def _endpoint(settings: Settings, clock: float) -> Endpoint:
+def _endpoint(settings: Settings, clock: float, known: Mapping[str, str]) -> Endpoint:
     keys = {
-        name: None if reference is None else resolve_secret(reference).reveal()
+        name: known.get(name) or (None if reference is None else resolve_secret(reference).reveal())
         for name, reference in (("api_key", settings.api_key), ("admin_api_key", settings.admin_api_key))
     }
     try:

@@ -53,7 +53,7 @@ def run_test(
     if level == "full" and url is None:
         _full(name, lock_wait=lock_wait, yes=yes, verbose=verbose, as_json=as_json)
         return
-    settings = _settings(name, url, level, api_key_env)
+    settings, keys = _settings(name, url, level, api_key_env)
     _require_answer(settings.url)
     say(f"testing {settings.url} ({settings.level})")
 
@@ -62,7 +62,7 @@ def run_test(
             detail = f" - {event.get('detail')}" if event.get("detail") and verbose else ""
             say(f"  {event.get('name')}: {event.get('status')}{detail}")
 
-    report = run_acceptance(settings, tell)
+    report = run_acceptance(settings, tell, keys=keys)
     print_report(report)
     if out is not None:
         from toolkit.acceptance.report import write_json
@@ -113,10 +113,14 @@ def _require_answer(url: str) -> None:
         return
 
 
-def _settings(name: str | None, url: str | None, level: Level | None, api_key_env: str | None) -> Settings:
+def _settings(
+    name: str | None, url: str | None, level: Level | None, api_key_env: str | None
+) -> tuple[Settings, dict[str, str]]:
+    """What is to be tested, and the keys that are stored for it."""
     from toolkit.acceptance.settings import settings_for, settings_from_data
     from toolkit.deploy.locate import current_release, find_service
     from toolkit.profile.loading import profile_from_data
+    from toolkit.service.secrets import serving_secrets
 
     if url is not None:
         if name is not None:
@@ -128,6 +132,7 @@ def _settings(name: str | None, url: str | None, level: Level | None, api_key_en
             if api_key_env not in os.environ:
                 raise ConfigError(f"--api-key-env: the variable {api_key_env} is not set")
             data["api_key"] = {"env": api_key_env}
-        return settings_from_data(data, source="--url")
+        return settings_from_data(data, source="--url"), {}
     release = current_release(find_service(name))
-    return settings_for(profile_from_data(release.profile), release.unit.url, level=level)
+    keys = {key.replace("-", "_"): value for key, value in serving_secrets(release.unit).items()}
+    return settings_for(profile_from_data(release.profile), release.unit.url, level=level), keys

@@ -6,9 +6,10 @@ arguments, the release, or an error message.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
-from toolkit.errors import ToolkitError
+from toolkit.errors import ConfigError, ToolkitError
 from toolkit.service.files import make_private, replace_file
 from toolkit.service.unit import SecretSource, Unit
 
@@ -57,13 +58,46 @@ def write_secrets(unit: Unit) -> None:
 
 
 def stored_secrets(unit: Unit) -> dict[str, str]:
-    """The values in the unit's secrets file; empty without one."""
+    """The values in the unit's secrets file; empty without one that can be read."""
+    with contextlib.suppress(ToolkitError):
+        return _read_stored(unit)
+    return {}
+
+
+def serving_secrets(unit: Unit) -> dict[str, str]:
+    """The values that the server was started with; those that are not stored are read where they come from.
+
+    Raises:
+        ConfigError: one can be had in neither way; says why for both.
+    """
+    stored, why = {}, f"{unit.secrets_file} does not hold it"
+    try:
+        stored = _read_stored(unit)
+    except ToolkitError as error:
+        why = error.message
+    return {key: stored.get(key) or _from_source(key, source, why) for key, source in unit.secrets.items()}
+
+
+def _from_source(key: str, source: SecretSource, why_not_stored: str) -> str:
+    try:
+        return read_secret(source)
+    except ToolkitError as error:
+        hint = "run it as the user who deployed the service"
+        raise ConfigError(
+            f"no {key} for the server: {why_not_stored}; {error.message}",
+            hint=f"{hint}, or: {error.hint}" if error.hint else hint,
+        ) from None
+
+
+def _read_stored(unit: Unit) -> dict[str, str]:
     if unit.secrets_file is None:
         return {}
     import yaml
 
     try:
         value = yaml.safe_load(Path(unit.secrets_file).read_bytes())
-    except (OSError, yaml.YAMLError):
-        return {}
+    except OSError as error:
+        raise ToolkitError(f"{unit.secrets_file} cannot be read: {error.strerror}") from None
+    except yaml.YAMLError:
+        raise ToolkitError(f"{unit.secrets_file} is damaged") from None
     return {str(key): str(item) for key, item in value.items()} if isinstance(value, dict) else {}

@@ -1,0 +1,89 @@
+"""`test NAME` on a service with an API key: the stored one, else the reference, else both are named."""
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Command
+from toolkit.deploy.judging import release_unit
+from toolkit.layout import Layout
+from toolkit.profile.loading import load_profile
+from toolkit.release.store import Store, content_digest, prepare_layout
+
+
+@pytest.fixture
+def server() -> Iterator[ThreadingHTTPServer]:
+    """It knows nothing, and keeps the keys that it was asked with."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.server.keys.add(self.headers.get("Authorization"))
+            self.send_error(404)
+
+        do_POST = do_GET
+
+        def log_message(self, *arguments: object) -> None: ...
+
+    made = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    made.keys = set()
+    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield made
+    made.shutdown()
+    thread.join()
+    made.server_close()
+
+
+@pytest.fixture
+def secrets_file(tmp_path: Path, server: ThreadingHTTPServer) -> Path:
+    """A release of `local-cpu` with a key is current there; where its secrets belong."""
+    root = tmp_path / "root"
+    sets = (f"host.root={root}", f"service.port={server.server_port}", "service.api_key={env: TEST_KEY}")
+    loaded = load_profile("local-cpu", sets=sets)
+    paths = Layout(root).service("local-cpu")
+    prepare_layout(root, paths)
+    store = Store(paths)
+    manifest = {"environment": {"python": "/usr/bin/python3", "path": "/"}, "engine": {}}
+    release = store.new_id(content_digest(loaded.data, manifest))
+    unit = release_unit(loaded.profile, manifest, store.path(release), Layout(root))
+    store.stage(release, profile=loaded.data, unit=unit, manifest=manifest)
+    store.switch(release)
+    record = tmp_path / "home" / ".local" / "state" / "ddtoolkit" / "services" / "local-cpu.json"
+    record.parent.mkdir(parents=True)
+    record.write_text(f'{{"root": "{root}"}}')
+    assert unit.secrets_file is not None
+    return Path(unit.secrets_file)
+
+
+def store_key(secrets_file: Path) -> None:
+    secrets_file.parent.mkdir()
+    secrets_file.write_text('"api-key": "stored"\n')
+
+
+def test_the_stored_key_is_used(ddtoolkit: Command, server: ThreadingHTTPServer, secrets_file: Path) -> None:
+    store_key(secrets_file)
+    assert "refused" in ddtoolkit("test").stderr
+    assert server.keys == {None, "Bearer stored"}
+
+
+def test_without_a_stored_key_the_reference_is_read(
+    ddtoolkit: Command, server: ThreadingHTTPServer, secrets_file: Path, tmp_path: Path
+) -> None:
+    environment = {"HOME": str(tmp_path / "home"), "TEST_KEY": "asked", "PATH": "/usr/bin:/bin"}
+    assert "refused" in ddtoolkit("test", env=environment).stderr
+    assert server.keys == {None, "Bearer asked"}
+
+
+def test_with_neither_both_are_named(
+    ddtoolkit: Command, server: ThreadingHTTPServer, secrets_file: Path
+) -> None:
+    shown = ddtoolkit("test")
+    assert shown.returncode == 2
+    assert f"{secrets_file} cannot be read: No such file or directory" in shown.stderr
+    assert "env TEST_KEY: the variable is not set" in shown.stderr
+    assert "export TEST_KEY" in shown.stderr
+    assert "run it as the user who deployed the service" in shown.stderr
+    assert server.keys == set()
