@@ -84,7 +84,7 @@ def embedded_environment() -> Environment:
             f"the embedded engine needs {', '.join(absent)}, not installed in {sys.prefix}",
             hint=f"{sys.executable} -m pip install 'ddtoolkit[engine]'",
         )
-    return Environment(python=Path(sys.executable), versions=versions, source=_source_hash())
+    return Environment(python=Path(sys.executable), versions=versions, source=package_digest())
 
 
 def materialise(environment: Environment, folder: Path) -> Path:
@@ -136,7 +136,8 @@ def damage(folder: Path) -> str | None:
 
 
 @cache
-def _source_hash() -> str:
+def package_digest() -> str:
+    """SHA-256 over the names and contents of this package's files, hexadecimal."""
     total = hashlib.sha256()
     for path in sorted(_PACKAGE.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:

@@ -19,6 +19,7 @@ from toolkit.plan.steps import shown
 from toolkit.profile.changes import Change
 from toolkit.profile.loading import change_profile, differences, profile_from_data
 from toolkit.profile.schema import Profile
+from toolkit.profile.secrets import require_secrets
 from toolkit.provision.playbook import run_local
 from toolkit.provision.requirements import missing, requirements
 from toolkit.release.control import run_request
@@ -52,10 +53,13 @@ def deploy(prepared: Prepared, watcher: Watcher, *, lock_wait: float, judging: J
         The transaction's outcome; None when provisioning was all there was to do.
 
     Raises:
+        ConfigError: a secret cannot be read.
         LockedError: another change is under way.
         ToolkitError: provisioning or the build failed; nothing that serves was touched.
     """
     plan = prepared.plan
+    if plan.has("release"):
+        require_secrets(prepared.profile)
     remember(prepared.service)
     if plan.has("provision"):
         provision(prepared.profile, prepared.service, watcher)
@@ -69,9 +73,8 @@ def deploy(prepared: Prepared, watcher: Watcher, *, lock_wait: float, judging: J
         if not plan.has("release"):
             request = Request(kind="start", who=whoami(), command=command, release=prepared.current_id)
             return run_request(session, request, watcher.event)
-        sources = {source.path.name: source.path.read_bytes() for source in prepared.resolved.sources}
         change = _Change(
-            "deploy", command, prepared.profile, prepared.resolved.data, plan.changes, (), sources
+            "deploy", command, prepared.profile, prepared.resolved.data, plan.changes, (), prepared.sources
         )
         return _release(session, change, prepared.current, watcher, judging)
 
@@ -85,7 +88,7 @@ def swap(
         The outcome; None when every key has the asked value already.
 
     Raises:
-        ConfigError: a key or value is wrong, or nothing is deployed.
+        ConfigError: a key or value is wrong, a secret cannot be read, or nothing is deployed.
         LockedError: another change is under way.
     """
     command = "swap " + " ".join(f"--set {item}" for item in sets)
@@ -94,6 +97,7 @@ def swap(
         profile, changes = swap_changes(current, sets)
         if not changes:
             return None
+        require_secrets(profile)
         # What is on the host already needs no provisioning, but a swap may ask for more of the host.
         if missing(requirements(profile, service.layout)):
             provision(profile, service, watcher)

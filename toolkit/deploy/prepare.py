@@ -31,6 +31,7 @@ class Prepared:
         environment: the engine's environment.
         current: the current release, None before the first deploy.
         plan: what is to be done.
+        sources: the files that the profile was read from, kept with the release.
     """
 
     resolved: ResolvedProfile
@@ -40,6 +41,7 @@ class Prepared:
     environment: Environment
     current: Release | None
     plan: Plan
+    sources: dict[str, bytes]
 
     @property
     def profile(self) -> Profile:
@@ -52,8 +54,12 @@ class Prepared:
         return None if self.current is None else self.current.id
 
 
-def prepare(resolved: ResolvedProfile) -> Prepared:
+def prepare(resolved: ResolvedProfile, *, sources: dict[str, bytes] | None = None) -> Prepared:
     """Observe this machine and plan the deploy of a profile on it.
+
+    Args:
+        resolved: the profile.
+        sources: the files that it was read from; None: they are read here.
 
     Raises:
         ConfigError: the profile needs what this machine or this release of the toolkit cannot do.
@@ -69,7 +75,9 @@ def prepare(resolved: ResolvedProfile) -> Prepared:
     desired = Desired(resolved.data, environment, checkpoint_marks(profile))
     observed = _observe(profile, host, needed, current)
     plan = make_plan(service.name, desired, observed)
-    return Prepared(resolved, service, host, needed, environment, current, plan)
+    if sources is None:
+        sources = {source.path.name: source.path.read_bytes() for source in resolved.sources}
+    return Prepared(resolved, service, host, needed, environment, current, plan, sources)
 
 
 def _observe(profile: Profile, host: ServiceHost, needed: Requirements, current: Release | None) -> Observed:

@@ -258,8 +258,18 @@ class Held:
     taken_over: LockInfo | None = None
 
 
+_identity: list[str] = []
+
+
+def identify_as(who: str) -> None:
+    """Act for someone at another machine: what `whoami` says from now on in this process."""
+    _identity[:] = [who]
+
+
 def whoami() -> str:
-    """`user@host`; behind sudo the user who called it."""
+    """`user@host`; behind sudo the user who called it; whoever `identify_as` named."""
+    if _identity:
+        return _identity[0]
     user = os.environ.get("SUDO_USER")
     if not user:
         try:

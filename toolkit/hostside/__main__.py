@@ -1,0 +1,74 @@
+"""`python -m toolkit.hostside`: serves one control machine over standard input and output, then ends.
+
+When the connection breaks, the next beat fails and the agent ends; a transaction goes on without it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import ToolkitError
+from toolkit.hostside.operations import OPERATIONS
+from toolkit.hostside.protocol import BEAT, MAX_LINE, error_to_json
+
+
+class Line:
+    """The way back: writes one object a line, from any thread."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._file = os.fdopen(descriptor, "wb", buffering=0)
+        self._lock = threading.Lock()
+
+    def send(self, value: dict[str, Any]) -> None:
+        """Write one object; the agent ends when nobody listens any more."""
+        data = json.dumps(value, ensure_ascii=True).encode() + b"\n"
+        try:
+            with self._lock:
+                while data:
+                    data = data[self._file.write(data) :]
+        except OSError:
+            os._exit(1)
+
+
+def _beat(line: Line, ended: threading.Event) -> None:
+    count = 0
+    while not ended.wait(BEAT):
+        count += 1
+        line.send({"beat": count})
+
+
+def _answer(request: dict[str, Any], line: Line) -> dict[str, Any]:
+    operation = OPERATIONS.get(str(request.get("op")))
+    if operation is None:
+        return {"error": error_to_json(ToolkitError(f"unknown operation {request.get('op')!r}"))}
+    try:
+        return {"result": operation(dict(request.get("args") or {}), line.send)}
+    except ToolkitError as error:
+        return {"error": error_to_json(error)}
+    except Exception as error:
+        # A defect, not an expected failure: its place is for whoever mends it, its values are nobody's.
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        said = f"internal error: {type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"
+        return {"error": error_to_json(ToolkitError(said, hint="report it with the command and the version"))}
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    # Nothing but the protocol may reach the channel, whatever a library prints.
+    line = Line(os.dup(1))
+    os.dup2(2, 1)
+    ended = threading.Event()
+    threading.Thread(target=_beat, args=(line, ended), daemon=True).start()
+    for text in iter(lambda: sys.stdin.buffer.readline(MAX_LINE), b""):
+        line.send(_answer(json.loads(text), line))
+    ended.set()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""What a control machine can ask of a host; each is the local flow, with JSON in and out."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from toolkit.deploy import flow
+from toolkit.deploy.judging import Judging
+from toolkit.deploy.locate import Deployed, current_release, deployed_services, find_service
+from toolkit.deploy.prepare import Prepared, prepare
+from toolkit.deploy.watch import observe
+from toolkit.errors import ToolkitError
+from toolkit.profile.loading import ResolvedProfile, differences, profile_from_data
+from toolkit.release import control, history, lock
+from toolkit.release.host import ServiceHost
+from toolkit.release.journal import Event
+from toolkit.release.request import Outcome
+from toolkit.service.files import make_private, replace_file
+
+Send = Callable[[dict[str, Any]], None]
+Args = Mapping[str, Any]
+
+
+def plan(args: Args, _: Send) -> dict[str, Any]:
+    """What a deploy of `profile` would do."""
+    prepared = _prepared(args)
+    return {
+        "plan": prepared.plan.to_json(),
+        "needed": prepared.needed.settings(),
+        "current": prepared.current_id,
+        "undone": flow.describe(prepared.plan.undone_swaps),
+    }
+
+
+def deploy(args: Args, send: Send) -> dict[str, Any]:
+    """Deploy `profile`; provisioning was done from outside."""
+    _identify(args)
+    _keep_secrets(args)
+    prepared = _prepared(args)
+    if prepared.current_id != args["current"]:
+        raise ToolkitError(
+            f"{prepared.host.name} was changed while this deploy was planned",
+            hint="run the same command again to see the new plan",
+        )
+    outcome = flow.deploy(prepared, _watcher(send), lock_wait=args["lock_wait"], judging=_judging(args))
+    return _ended(prepared.service, outcome)
+
+
+def swap_preview(args: Args, _: Send) -> dict[str, Any]:
+    """What a swap would change."""
+    service = find_service(args["service"])
+    changes = flow.swap_changes(current_release(service), args["sets"])[1]
+    return {"service": service.name, "changes": flow.describe(changes)}
+
+
+def swap(args: Args, send: Send) -> dict[str, Any]:
+    """Change keys of the deployed profile."""
+    _identify(args)
+    service = find_service(args["service"])
+    outcome = flow.swap(
+        service, args["sets"], _watcher(send), lock_wait=args["lock_wait"], judging=_judging(args)
+    )
+    return _ended(service, outcome)
+
+
+def rollback_preview(args: Args, _: Send) -> dict[str, Any]:
+    """Where a rollback would go, and what it would change."""
+    service = find_service(args["service"])
+    host = ServiceHost(service.layout, service.name)
+    current = current_release(service)
+    target = flow.rollback_target(host, current, args["release"])
+    changes = differences(current.profile, target.profile)
+    return {
+        "service": service.name,
+        "from": current.id,
+        "to": target.id,
+        "changes": flow.describe(changes),
+    }
+
+
+def rollback(args: Args, send: Send) -> dict[str, Any]:
+    """Go back to an earlier release."""
+    _identify(args)
+    service = find_service(args["service"])
+    outcome = flow.rollback(service, args["release"], _watcher(send), lock_wait=args["lock_wait"])
+    return _ended(service, outcome)
+
+
+def change(args: Args, send: Send) -> dict[str, Any]:
+    """`start`, `stop` or `restart`."""
+    _identify(args)
+    service = find_service(args["service"])
+    verb = {"start": control.start, "stop": control.stop, "restart": control.restart}[args["verb"]]
+    outcome = verb(service.layout, service.name, wait=args["lock_wait"], on_event=_watcher(send).event)
+    return _ended(service, outcome)
+
+
+def full_test(args: Args, send: Send) -> dict[str, Any]:
+    """Judge the current release at level `full`."""
+    _identify(args)
+    service = find_service(args["service"])
+    outcome = flow.full_test(service, _watcher(send), lock_wait=args["lock_wait"])
+    return _ended(service, outcome)
+
+
+def status(args: Args, _: Send) -> list[dict[str, Any]]:
+    """What serves: one service, or all of this host."""
+    name = args.get("service")
+    services = [find_service(name)] if name else deployed_services()
+    return [observe(service) for service in services]
+
+
+def past(args: Args, _: Send) -> dict[str, Any]:
+    """The newest entries of the history, and which release is current."""
+    service = find_service(args["service"])
+    host = ServiceHost(service.layout, service.name)
+    current = host.store.current()
+    entries = history.read(host.paths)[-args["count"] :]
+    return {
+        "service": service.name,
+        "current": None if current is None else current.id,
+        "entries": [entry.to_json() for entry in entries],
+    }
+
+
+def logs(args: Args, send: Send) -> None:
+    """The server's output, a `{"line": ...}` each."""
+    service = find_service(args["service"])
+    lines = control.logs(service.layout, service.name, lines=args["lines"], follow=args["follow"])
+    for line in lines:
+        send({"line": line})
+
+
+def lock_show(args: Args, _: Send) -> dict[str, Any]:
+    """Who holds the lock."""
+    service = find_service(args["service"])
+    holder = ServiceHost(service.layout, service.name).lock.holder()
+    return {"service": service.name, "holder": None if holder is None else holder.to_json()}
+
+
+def lock_release(args: Args, _: Send) -> dict[str, Any]:
+    """Release the lock of a holder that is gone."""
+    service = find_service(args["service"])
+    return ServiceHost(service.layout, service.name).lock.release(args["token"]).to_json()
+
+
+OPERATIONS: dict[str, Callable[[Args, Send], Any]] = {
+    "plan": plan,
+    "deploy": deploy,
+    "swap_preview": swap_preview,
+    "swap": swap,
+    "rollback_preview": rollback_preview,
+    "rollback": rollback,
+    "change": change,
+    "full_test": full_test,
+    "status": status,
+    "history": past,
+    "logs": logs,
+    "lock_show": lock_show,
+    "lock_release": lock_release,
+}
+
+
+def _prepared(args: Args) -> Prepared:
+    profile = profile_from_data(args["profile"])
+    sources = {name: base64.b64decode(text) for name, text in args.get("sources", {}).items()}
+    resolved = ResolvedProfile(profile, dict(args["profile"]), {}, (), ())
+    return prepare(resolved, sources=sources)
+
+
+def _keep_secrets(args: Args) -> None:
+    """Put secrets that came with the request where the profile now refers to."""
+    for place, value in args.get("secrets", {}).items():
+        path = Path(place)
+        try:
+            make_private(path.parent)
+            replace_file(path, value.encode())
+        except OSError as error:
+            raise ToolkitError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _judging(args: Args) -> Judging:
+    return Judging(
+        new_baseline=bool(args.get("new_baseline")), experiment_seconds=args.get("experiment_seconds")
+    )
+
+
+def _identify(args: Args) -> None:
+    """Who asks, for lock and history: as the control machine says, and as sudo knows it here."""
+    who = str(args["who"])
+    if user := os.environ.get("SUDO_USER"):
+        who = f"{who} as {user}"
+    lock.identify_as(who)
+
+
+def _watcher(send: Send) -> flow.Watcher:
+    def event(found: Event) -> None:
+        send({"event": found.to_json()})
+
+    return flow.Watcher(
+        step=lambda name, message: send({"step": [name, message]}),
+        line=lambda message: send({"line": message}),
+        event=event,
+    )
+
+
+def _ended(service: Deployed, outcome: Outcome | None) -> dict[str, Any]:
+    host = ServiceHost(service.layout, service.name)
+    current = host.store.current()
+    return {
+        "service": service.name,
+        "outcome": None if outcome is None else outcome.to_json(),
+        "release": None if current is None else current.id,
+        "url": None if current is None else current.unit.url,
+        "report": None if current is None else current.acceptance,
+    }

@@ -1,0 +1,1 @@
+"""Hosts, as `ansible-inventory` resolves them."""

@@ -1,0 +1,86 @@
+"""One host of an inventory, and which profiles it carries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolkit.errors import ConfigError, Problem
+
+PROFILES = "ddtoolkit_profiles"
+HOOKS = ("ddtoolkit_drain", "ddtoolkit_undrain")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A host.
+
+    Attributes:
+        name: its name in the inventory.
+        variables: connection variables of Ansible, templates and vault values resolved; may hold secrets,
+            so it is never shown.
+        profiles: profiles that it carries.
+        drain: command that takes it out of the load balancer, run on the control machine; None for nothing.
+        undrain: command that puts it back.
+    """
+
+    name: str
+    variables: Mapping[str, Any] = field(repr=False, default_factory=dict)
+    profiles: tuple[str, ...] = ()
+    drain: tuple[str, ...] | None = None
+    undrain: tuple[str, ...] | None = None
+
+    @property
+    def local(self) -> bool:
+        """Whether it is this machine, reached without SSH."""
+        return self.variables.get("ansible_connection") == "local"
+
+    @property
+    def address(self) -> str:
+        """What SSH connects to."""
+        given = self.variables.get("ansible_host") or self.variables.get("ansible_ssh_host")
+        return str(given or self.name)
+
+
+def host_from(name: str, variables: Mapping[str, Any]) -> tuple[Host, list[Problem]]:
+    """A host from its variables, and what is wrong with the toolkit's own ones."""
+    problems: list[Problem] = []
+    profiles = variables.get(PROFILES)
+    if profiles is None:
+        profiles = []
+    if isinstance(profiles, str):
+        profiles = [profiles]
+    if not isinstance(profiles, list) or not all(isinstance(item, str) for item in profiles):
+        said = f"is {profiles!r}; write a list of profile names"
+        problems.append(Problem(said, key=PROFILES, source=name))
+        profiles = []
+    hooks = [_command(name, key, variables.get(key), problems) for key in HOOKS]
+    return Host(name, variables, tuple(profiles), *hooks), problems
+
+
+def hosts_with(hosts: Sequence[Host], profile: str, *, limit: str | None) -> list[Host]:
+    """The hosts that carry a profile, in order of name.
+
+    Raises:
+        ConfigError: none does; says what the hosts carry instead.
+    """
+    found = sorted((host for host in hosts if profile in host.profiles), key=lambda host: host.name)
+    if found:
+        return found
+    carried = "; ".join(f"{host.name}: {', '.join(host.profiles) or 'none'}" for host in hosts[:10])
+    among = f" matched by --limit {limit}" if limit else ""
+    raise ConfigError(
+        f"no host{among} lists profile {profile!r} in {PROFILES} ({carried or 'the inventory has no hosts'})",
+        hint=f"add {profile} to {PROFILES} of the hosts that are to carry it",
+    )
+
+
+def _command(name: str, key: str, value: Any, problems: list[Problem]) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    said = "is no list of words; write the command as a list, it is run without a shell"
+    problems.append(Problem(said, key=key, source=name))
+    return None

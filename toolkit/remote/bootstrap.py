@@ -1,0 +1,103 @@
+"""Sent to a host as text and run there by its own Python: puts the toolkit in place and becomes its agent.
+
+It needs nothing but the standard library. Standard input: one JSON line `{"root", "digest", "python",
+"modules"}`; after the answer `{"need": true}` a line with the length of a gzip-compressed tar archive and the
+archive. Then the agent takes over both streams.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+MARKER = ".complete"
+
+
+def answer(value: dict[str, Any]) -> None:
+    """Write one JSON line."""
+    os.write(1, json.dumps(value).encode() + b"\n")
+
+
+def line() -> bytes:
+    """Read one line, and not a byte more: what follows is for the agent."""
+    read = bytearray()
+    while not read.endswith(b"\n"):
+        piece = os.read(0, 1)
+        if not piece:
+            sys.exit(1)
+        read += piece
+    return bytes(read)
+
+
+def archive() -> io.BytesIO:
+    """Read the archive."""
+    left = int(line())
+    pieces = []
+    while left:
+        piece = os.read(0, min(left, 1 << 20))
+        if not piece:
+            sys.exit(1)
+        pieces.append(piece)
+        left -= len(piece)
+    return io.BytesIO(b"".join(pieces))
+
+
+def unpack(target: Path) -> None:
+    """Unpack beside the place where it belongs, and rename: a half-made copy is never used."""
+    staging = target.with_name(f"{target.name}.{os.getpid()}")
+    staging.mkdir(mode=0o755, parents=True)
+    try:
+        with tarfile.open(fileobj=archive(), mode="r:gz") as packed:
+            packed.extractall(staging)  # noqa: S202  made by the control machine from its own package
+        (staging / MARKER).touch()
+        shutil.rmtree(target, ignore_errors=True)
+        staging.rename(target)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def lacking(python: str, modules: list[str]) -> list[str] | None:
+    """Which modules the interpreter does not have; None if it does not run."""
+    text = "import importlib.util as u, sys; print(*[m for m in sys.argv[1:] if not u.find_spec(m)])"
+    command = [python, "-I", "-c", text, *modules]
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, timeout=60, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode().split() if done.returncode == 0 else None
+
+
+def main() -> None:
+    """Put the toolkit in place and become its agent."""
+    os.umask(0o022)
+    wanted = json.loads(line())
+    python = wanted["python"]
+    target = Path(wanted["root"]) / wanted["digest"]
+    absent = lacking(python, wanted["modules"])
+    if absent is None or absent:
+        answer({"python": python, "absent": absent})
+        return
+    if not (target / MARKER).is_file():
+        answer({"need": True})
+        try:
+            unpack(target)
+        except OSError as error:
+            answer({"failed": f"{error.filename or target}: {error.strerror or error}"})
+            return
+    answer({"ready": True})
+    kept = ("PATH", "HOME", "LANG", "TZ", "SUDO_USER", "SSH_CONNECTION")
+    environment = {name: os.environ[name] for name in kept if name in os.environ}
+    environment |= {"PYTHONPATH": str(target), "LC_ALL": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
+    os.chdir("/")
+    os.execve(python, [python, "-P", "-m", "toolkit.hostside"], environment)  # noqa: S606
+
+
+if __name__ == "__main__":
+    main()
