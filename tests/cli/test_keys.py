@@ -1,4 +1,4 @@
-"""`test NAME` on a service with an API key: the stored one, else the reference, else both are named."""
+"""Services with an API key: what `test` uses for one, and when a missing one is told."""
 
 import threading
 from collections.abc import Iterator
@@ -87,3 +87,25 @@ def test_with_neither_both_are_named(
     assert "export TEST_KEY" in shown.stderr
     assert "run it as the user who deployed the service" in shown.stderr
     assert server.keys == set()
+
+
+def test_a_secret_that_is_missing_ends_a_deploy_before_anything_is_made(
+    ddtoolkit: Command, tmp_path: Path
+) -> None:
+    (empty := tmp_path / "key").write_text("")
+    sets = ("service.api_key={env: NO_SUCH_KEY}", f"service.admin_api_key={{file: {empty}}}")
+    shown = ddtoolkit("deploy", "profile", "local-cpu", *(part for item in sets for part in ("--set", item)))
+    assert shown.returncode == 2
+    assert "service.api_key: secret env NO_SUCH_KEY: the variable is not set" in shown.stderr
+    assert f"service.admin_api_key: secret file {empty}: is empty" in shown.stderr
+    assert not (tmp_path / "home" / ".local").exists()
+
+
+def test_a_secret_that_is_missing_ends_a_swap_before_the_build(
+    ddtoolkit: Command, secrets_file: Path
+) -> None:
+    shown = ddtoolkit("swap", "--set", "service.api_key={env: NO_SUCH_KEY}")
+    assert shown.returncode == 2
+    assert "service.api_key: secret env NO_SUCH_KEY: the variable is not set" in shown.stderr
+    assert "  build  " not in shown.stderr
+    assert not (secrets_file.parents[3] / "envs").exists()

@@ -14,8 +14,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from toolkit.errors import ConfigError
-from toolkit.profile.schema import SecretRef
+from toolkit.errors import ConfigError, Problem
+from toolkit.profile.schema import Profile, SecretRef
 
 MAX_BYTES = 64 * 1024
 
@@ -67,6 +67,25 @@ def resolve_secret(reference: SecretRef, *, timeout: float = 30.0) -> Secret:
     else:
         raw = _from_command(reference.command or (), name, timeout)
     return Secret(name, warnings, _text(raw, name))
+
+
+def require_secrets(profile: Profile) -> None:
+    """Make sure that every secret of the profile can be read now.
+
+    Raises:
+        ConfigError: each that cannot, with its key and the reason.
+    """
+    problems = []
+    for name in ("api_key", "admin_api_key"):
+        reference: SecretRef | None = getattr(profile.service, name)
+        if reference is None:
+            continue
+        try:
+            resolve_secret(reference)
+        except ConfigError as error:
+            problems.append(Problem(error.message, key=f"service.{name}", hint=error.hint))
+    if problems:
+        raise ConfigError(problems)
 
 
 def _from_environment(variable: str, name: str) -> bytes:
