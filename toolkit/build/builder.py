@@ -14,6 +14,10 @@ from toolkit.build.environment import Environment, materialise
 from toolkit.errors import ToolkitError
 from toolkit.layout import Layout
 from toolkit.profile.schema import Checkpoint, Profile
+from toolkit.service.processes import signal_name
+
+# What the engine's build puts before the reason of a failure, its last line.
+_REASON = "ddtree build: "
 
 
 def build(
@@ -101,7 +105,17 @@ def _engine_build(
                 if on_progress is not None:
                     on_progress(lines[-1])
         if child.returncode != 0 or not out.is_file():
-            reason = "\n".join(lines[-5:]) or f"exit status {child.returncode}"
-            raise ToolkitError(f"the engine's build failed: {reason}")
+            raise _failed(child.returncode, lines[-1] if lines else "")
         manifest: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
         return manifest
+
+
+def _failed(status: int, last_line: str) -> ToolkitError:
+    """What is told of a build that failed: its own reason where it gave one, else how far it came."""
+    if last_line.startswith(_REASON):
+        return ToolkitError(f"the engine's build failed: {last_line.removeprefix(_REASON)}")
+    how = f"exit status {status}" if status >= 0 else signal_name(-status)
+    after = f", after the line: {last_line}" if last_line else ""
+    return ToolkitError(
+        f"the engine's build ended with {how}{after}", hint="--verbose shows every line that it prints"
+    )
