@@ -2,8 +2,9 @@
 
 ansible-runner hands its whole environment to Ansible, so it is started with only what the caller allows.
 Standard input: one JSON object with `playbook`, `project`, `inventory`, `settings`, `extra_vars`, `timeout`
-and `idle_timeout` (seconds). Standard output: one JSON object a line, first the tasks as they end
-(`task`, `host`, `outcome`, `message`), last `{"status": ..., "hosts": {...}}`.
+and `idle_timeout` (seconds), and for hosts other than this one `limit` and `become`. Standard output: one
+JSON object a line, first the tasks as they end (`task`, `host`, `outcome`, `message`), last
+`{"status": ..., "hosts": {...}}`.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ def main() -> None:
             project_dir=request["project"],
             playbook=request["playbook"],
             inventory=request["inventory"],
+            limit=request.get("limit"),
+            cmdline="--become" if request.get("become") else None,
             extravars={**request["extra_vars"], "ddtoolkit_settings_file": str(settings_file)},
             envvars={"ANSIBLE_HOST_KEY_CHECKING": "True"},
             settings={"job_timeout": request["timeout"], "idle_timeout": request["idle_timeout"]},

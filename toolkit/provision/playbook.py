@@ -7,16 +7,23 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolkit.errors import ToolkitError
+from toolkit.errors import ToolkitError, UnreachableError
 from toolkit.resources import bundled
 
 # Ansible sees these and nothing else of the caller's environment.
-_ALLOWED = ("HOME", "USER", "LOGNAME", "TERM", "TMPDIR", "TZ", "SSH_AUTH_SOCK")
+_ALLOWED = (
+    "HOME", "USER", "LOGNAME", "TERM", "TMPDIR", "TZ", "SSH_AUTH_SOCK",
+    "ANSIBLE_VAULT_PASSWORD_FILE", "ANSIBLE_VAULT_IDENTITY_LIST",
+)  # fmt: skip
+_SSH = (
+    "-C -o ControlMaster=auto -o ControlPersist=60s -o BatchMode=yes -o StrictHostKeyChecking=yes "
+    "-o HostKeyAlgorithms=ssh-ed25519 -o ServerAliveInterval=10 -o ServerAliveCountMax=3"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +60,70 @@ def run_local(
         ToolkitError: a task failed or the run was ended; the message has the task and its reason.
     """
     local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    target = {"inventory": {"all": {"hosts": {"localhost": local}}}}
+    limits = {"timeout": int(timeout), "idle_timeout": int(idle_timeout)}
+    end, results, trouble = _run({"playbook": playbook, "settings": settings, **target, **limits}, on_task)
+    _raise_for(playbook, end, results, trouble)
+    return results
+
+
+def run_on_hosts(
+    playbook: str,
+    settings: dict[str, Any],
+    inventory: Sequence[Path],
+    hosts: Sequence[str],
+    *,
+    on_task: Callable[[TaskResult], None] | None = None,
+    timeout: float = 1800.0,
+    idle_timeout: float = 600.0,
+) -> dict[str, ToolkitError]:
+    """Run a bundled playbook as root on hosts of an inventory, through the OpenSSH client.
+
+    Host keys are checked: an unknown one, or another than ed25519, is an unreachable host.
+
+    Args:
+        playbook: file name below `playbooks`.
+        settings: the playbook's values, the same on every host.
+        inventory: the inventory's files, folders or dynamic sources.
+        hosts: the hosts that it is to run on.
+        on_task: called with each task's result as it ends.
+        timeout: seconds for the whole run.
+        idle_timeout: seconds without any output before the run is ended.
+
+    Returns:
+        What went wrong, by host; empty when every host succeeded.
+
+    Raises:
+        ToolkitError: Ansible did not run to its end.
+    """
     request = {
         "playbook": playbook,
-        "project": str(bundled("playbooks")),
-        "inventory": {"all": {"hosts": {"localhost": local}}},
         "settings": settings,
-        "extra_vars": {},
+        "inventory": [str(path.absolute()) for path in inventory],
+        "limit": ",".join(hosts),
+        "become": True,
         "timeout": int(timeout),
         "idle_timeout": int(idle_timeout),
     }
+    end, results, trouble = _run(request, on_task)
+    bad = [result for result in results if result.outcome in ("failed", "unreachable")]
+    if not bad:
+        _raise_for(playbook, end, results, trouble)
+    return {result.host: _failure(playbook, result) for result in bad}
+
+
+def _failure(playbook: str, result: TaskResult) -> ToolkitError:
+    message = f"{result.host}: {playbook}: task '{result.task}' {result.outcome}: {result.message}"
+    if result.outcome == "unreachable":
+        return UnreachableError(message, hint=f"ssh to {result.host} by hand and see what it says")
+    return ToolkitError(message, hint="mend what the message names, then run the same command again")
+
+
+def _run(
+    request: dict[str, Any], on_task: Callable[[TaskResult], None] | None
+) -> tuple[dict[str, Any], list[TaskResult], str]:
+    """One run in a process of its own: its last word, every task's result, and what it complained of."""
+    request = {"project": str(bundled("playbooks")), "extra_vars": {}, **request}
     results: list[TaskResult] = []
     end: dict[str, Any] = {}
     # Errors go to a file: a full pipe that nobody reads would stop the child.
@@ -92,8 +154,7 @@ def run_local(
                     on_task(results[-1])
         errors.seek(0)
         trouble = errors.read()
-    _raise_for(playbook, end, results, trouble)
-    return results
+    return end, results, trouble
 
 
 def _environment() -> dict[str, str]:
@@ -108,6 +169,9 @@ def _environment() -> dict[str, str]:
         "LC_ALL": "C.UTF-8",
         "ANSIBLE_NOCOLOR": "1",
         "ANSIBLE_CONFIG": str(bundled("playbooks") / "ansible.cfg"),
+        "ANSIBLE_SSH_ARGS": _SSH,
+        "ANSIBLE_PIPELINING": "True",
+        "ANSIBLE_TIMEOUT": "15",
     }
 
 

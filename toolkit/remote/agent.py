@@ -137,7 +137,7 @@ def agent_on(host: Host, *, python: str | None = None) -> Iterator[Agent]:
 
     Args:
         host: the host.
-        python: interpreter on the host that has the toolkit's libraries; None: /usr/bin/python3.
+        python: interpreter on the host that has the toolkit's libraries; None: the one of the last deploy.
 
     Raises:
         ConfigError: the inventory cannot be followed.
@@ -153,7 +153,7 @@ def agent_on(host: Host, *, python: str | None = None) -> Iterator[Agent]:
         text = Path(bootstrap.__file__).read_text(encoding="utf-8")
         words = [*become_root(session.options.user), first, "-I", "-S", "-c", text]
         agent = Agent(host.name, _Channel(session.open(words)), session.key)
-        _settle(agent, python or PYTHON)
+        _settle(agent, python)
         yield agent
 
 
@@ -161,7 +161,7 @@ class NotReadyError(ToolkitError):
     """The host has no interpreter that the agent could run under."""
 
 
-def _settle(agent: Agent, python: str) -> None:
+def _settle(agent: Agent, python: str | None) -> None:
     """Bring the agent up, and the package to the host when it is not there yet."""
     agent.send({"root": TOOL, "digest": package.digest(), "python": python, "modules": list(MODULES)})
     answer = agent.receive()
@@ -178,7 +178,7 @@ def _settle(agent: Agent, python: str) -> None:
         absent = answer.get("absent")
         lacks = "does not run" if absent is None else f"lacks {', '.join(absent)}"
         raise NotReadyError(
-            f"{agent.name}: {python} {lacks}",
+            f"{agent.name}: {answer.get('python')} {lacks}",
             hint="set host.python in the profile to an interpreter there that has ddtoolkit[engine]",
         )
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 MARKER = ".complete"
+REMEMBERED = "python"
 
 
 def answer(value: dict[str, Any]) -> None:
@@ -74,12 +75,21 @@ def lacking(python: str, modules: list[str]) -> list[str] | None:
     return done.stdout.decode().split() if done.returncode == 0 else None
 
 
+def remembered(root: Path) -> str:
+    """The interpreter of the last deploy."""
+    try:
+        return (root / REMEMBERED).read_text(encoding="utf-8").strip()
+    except OSError:
+        return sys.executable
+
+
 def main() -> None:
     """Put the toolkit in place and become its agent."""
     os.umask(0o022)
     wanted = json.loads(line())
-    python = wanted["python"]
-    target = Path(wanted["root"]) / wanted["digest"]
+    root = Path(wanted["root"])
+    python = wanted["python"] or remembered(root)
+    target = root / wanted["digest"]
     absent = lacking(python, wanted["modules"])
     if absent is None or absent:
         answer({"python": python, "absent": absent})

@@ -1,0 +1,82 @@
+"""The agents of the hosts that one command works on, opened side by side and kept to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import socket
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from toolkit.fleet.many import at_once
+from toolkit.fleet.results import HostResult
+from toolkit.inventory.host import Host
+from toolkit.remote.agent import Agent, Tell, agent_on
+
+
+class Connections:
+    """Agents by host; a context manager that closes them.
+
+    Args:
+        hosts: the hosts.
+        python: interpreter there that has the toolkit's libraries; None: the one of the last deploy.
+    """
+
+    def __init__(self, hosts: Sequence[Host], *, python: str | None = None) -> None:
+        self.hosts = {host.name: host for host in hosts}
+        self._python = python
+        self._agents: dict[str, Agent] = {}
+        self._stack = contextlib.ExitStack()
+        self._guard = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def call(self, name: str, operation: str, args: dict[str, Any], tell: Tell | None = None) -> Any:
+        """Run an operation on a host, connecting first where that was not done yet.
+
+        Raises:
+            ToolkitError: the host cannot be reached, or what the operation raised.
+        """
+        agent = self._agent(name)
+        return agent.call(operation, {**args, "who": _who(agent.key)}, tell)
+
+    def drop(self, name: str) -> None:
+        """Forget a host's agent, so that the next call connects anew."""
+        with self._guard:
+            self._agents.pop(name, None)
+
+    def everywhere(self, operation: str, args: dict[str, Any], *, limit: int) -> list[HostResult]:
+        """Run a reading operation on all hosts at once."""
+        names = list(self.hosts)
+        return at_once(names, lambda name: self.call(name, operation, args), limit=limit)
+
+    def _agent(self, name: str) -> Agent:
+        with self._guard:
+            agent = self._agents.get(name)
+        if agent is not None:
+            return agent
+        manager = agent_on(self.hosts[name], python=self._python)
+        agent = manager.__enter__()
+        with self._guard:
+            self._stack.push(manager)
+            self._agents[name] = agent
+        return agent
+
+
+def _who(key: str) -> str:
+    """Who works from here, for lock and history: user, machine, and the key that logged in."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    who = f"{user}@{socket.gethostname()}"
+    return f"{who} with key {key}" if key else who
