@@ -170,8 +170,14 @@ def test_change_profile_refuses_as_files_do(small):
         "--set: speculative.buget: no such key (did you mean budget?)",
         "--set: service.port: must be an integer from 1 to 65535, not '0'",
     ]
+    # The key that was set is named, though the rule is about another.
     (found,) = problems(change_profile, data, ["speculative.block_size=32"])
-    assert found.startswith("the stored profile: speculative.budget: 16 is below block_size - 1 = 31")
+    assert found.startswith(
+        "--set speculative.block_size: speculative.budget: 16 is below block_size - 1 = 31"
+    )
+    data["speculative"]["budget"] = 3
+    (found,) = problems(change_profile, data, ["service.port=30001"])
+    assert found.startswith("the stored profile: speculative.budget: 3 is below block_size - 1 = 7")
 
 
 def test_differences_see_sections_lists_and_new_keys(small):

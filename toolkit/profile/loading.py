@@ -10,12 +10,12 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from toolkit.errors import ConfigError, Problem
-from toolkit.profile.assignments import apply_sets, merge, node_of
+from toolkit.profile.assignments import SET, apply_sets, merge, node_of
 from toolkit.profile.changes import Change
 from toolkit.profile.lookup import find_profile, is_path, profile_files
 from toolkit.profile.nodes import MAX_BYTES, KeyPath, Node, Place, SyntaxProblem, compose, decode, format_path
@@ -120,8 +120,21 @@ def change_profile(data: Mapping[str, Any], sets: Sequence[str]) -> tuple[Profil
     root, problems = apply_sets(node_of(data, Place(STORED)), sets)
     profile, wrong, _ = validate(read(root))
     if profile is None or problems:
-        raise ConfigError(_in_order(problems + wrong))
+        raise ConfigError(_in_order(problems + _blame_sets(wrong, data, sets)))
     return profile, differences(before, profile)
+
+
+def _blame_sets(problems: list[Problem], data: Mapping[str, Any], sets: Sequence[str]) -> list[Problem]:
+    """A rule across keys that only the sets break is told of them, whichever key it is about.
+
+    Only their keys are named: a value may be what nobody should see.
+    """
+    before = validate(read(node_of(data, Place(STORED))))[1]
+    source = " ".join(f"{SET.source} {text.partition('=')[0]}" for text in sets)
+    return [
+        replace(problem, source=source) if problem.source == STORED and problem not in before else problem
+        for problem in problems
+    ]
 
 
 def profile_from_data(data: Mapping[str, Any]) -> Profile:
