@@ -13,8 +13,9 @@ from toolkit.errors import LockedError
 from toolkit.release import history
 from toolkit.release.controller import begin, follow, hold, result
 from toolkit.release.journal import Journal, read_journal
+from toolkit.release.request import Acceptance
 from toolkit.release.run import work
-from toolkit.service.processes import read_stat
+from toolkit.service.processes import identify, read_stat
 
 
 def die_at(monkeypatch, service, asked, line, *, before=False):
@@ -99,6 +100,21 @@ def test_killed_on_the_way_to_a_good_release(stub, monkeypatch, line):
         assert outcome.status == "committed"
         assert current == new
         assert new.acceptance == {}
+
+
+def test_acceptance_ends_with_the_transaction_that_it_judges_for(stub, tmp_path):
+    told = tmp_path / "pids"
+    waits = Acceptance(("/bin/sh", "-c", f"echo $$ $PPID > {told}; exec sleep 60", "sh"), {}, 90.0)
+    base = stub.host.store.current()
+    with hold(stub.layout, stub.name, "swap"):
+        begin(stub.layout, stub.name, request("swap", stub.stage("judged"), base, acceptance=waits))
+        wait_until(lambda: told.is_file() and told.read_text().endswith("\n"), 10)
+        program, worker = (identify(int(pid)) for pid in told.read_text().split())
+        os.kill(read_stat(worker.pid).parent, signal.SIGKILL)
+        assert program.alive()
+        os.kill(worker.pid, signal.SIGKILL)
+        wait_until(lambda: not program.alive())
+    assert recover(stub).status == "rolled_back"
 
 
 def test_killed_between_history_and_outcome_is_recorded_once(stub, monkeypatch):

@@ -16,7 +16,7 @@ from typing import Any
 
 from toolkit.release.request import Acceptance
 from toolkit.service.files import read_json
-from toolkit.service.processes import signal_name
+from toolkit.service.processes import end_with_parent, signal_name
 from toolkit.service.secrets import stored_secrets
 from toolkit.service.unit import Unit, seconds
 
@@ -68,6 +68,8 @@ def judge(
             stderr=subprocess.STDOUT,
             env=_environment(unit),
             start_new_session=True,
+            # Else it would go on loading the server after a transaction that was killed and undone.
+            preexec_fn=end_with_parent(),  # noqa: PLW1509 - it takes no lock that a thread may hold
         )
     except OSError as error:
         return Verdict(False, f"acceptance cannot be run: {command[0]}: {error.strerror}")

@@ -6,15 +6,17 @@ Facts are from proc(5); signals go through a pidfd (pidfd_open(2)) taken before 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 _PROC = Path("/proc")
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,22 @@ def carrying(variable: str, value: str) -> list[Stat]:
             if stat.live and entry in environment.split(b"\0"):
                 found.append(stat)
     return found
+
+
+def end_with_parent() -> Callable[[], None]:
+    """What a child calls before its program begins (`preexec_fn`), to be killed when its parent dies.
+
+    The parent is the thread that makes it (PR_SET_PDEATHSIG, prctl(2)). Children of the child live on.
+    """
+    libc, parent = ctypes.CDLL(None, use_errno=True), os.getpid()
+
+    def prepare() -> None:
+        if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+        if os.getppid() != parent:
+            os._exit(1)  # it had died before
+
+    return prepare
 
 
 def signal_name(number: int) -> str:
