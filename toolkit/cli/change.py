@@ -6,7 +6,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toolkit.cli.options import Json, LockWait, NewBaseline, ServiceName, Sets, Verbose, Yes
+from toolkit.cli import fleet
+from toolkit.cli.options import (
+    Batch,
+    Inventories,
+    Json,
+    Limit,
+    LockWait,
+    NewBaseline,
+    ServiceName,
+    Sets,
+    Verbose,
+    Yes,
+)
 from toolkit.cli.output import console, emit, say, table
 from toolkit.errors import ConfigError
 
@@ -32,6 +44,9 @@ def swap(
         str, typer.Option("--for", metavar="TIME", help="How long an experiment lasts, such as 30m or 2h.")
     ] = "1h",
     new_baseline: NewBaseline = False,
+    inventory: Inventories = None,
+    limit: Limit = None,
+    batch: Batch = 1,
     yes: Yes = False,
     lock_wait: LockWait = 0.0,
     verbose: Verbose = False,
@@ -44,8 +59,14 @@ def swap(
     from toolkit.deploy.judging import Judging
     from toolkit.deploy.locate import current_release, find_service
 
-    service = find_service(name)
     seconds = _experiment_seconds(duration) if experiment else None
+    where = fleet.where(inventory, limit, batch=batch)
+    if where is not None:
+        manner = fleet.Manner(yes, verbose, as_json, lock_wait)
+        options = {"new_baseline": new_baseline, "experiment_seconds": seconds}
+        fleet.swap(name, sets or (), where, manner, **options)
+        return
+    service = find_service(name)
     _, changes = swap_changes(current_release(service), sets or ())
     if not changes:
         say(f"{service.name}: nothing to do, every key has that value already")
@@ -74,6 +95,9 @@ def rollback(
     release: Annotated[
         str | None, typer.Option("--to", metavar="RELEASE", help="A release that history shows.")
     ] = None,
+    inventory: Inventories = None,
+    limit: Limit = None,
+    batch: Batch = 1,
     yes: Yes = False,
     lock_wait: LockWait = 0.0,
     verbose: Verbose = False,
@@ -87,6 +111,10 @@ def rollback(
     from toolkit.profile.loading import differences
     from toolkit.release.host import ServiceHost
 
+    where = fleet.where(inventory, limit, batch=batch)
+    if where is not None:
+        fleet.rollback(name, release, where, fleet.Manner(yes, verbose, as_json, lock_wait))
+        return
     service = find_service(name)
     if as_json and not yes:
         raise ConfigError("--json changes nothing without --yes", hint="add --yes")

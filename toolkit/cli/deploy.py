@@ -6,7 +6,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toolkit.cli.options import Json, LockWait, NewBaseline, Overlays, ProfileName, Sets, Verbose, Yes
+from toolkit.cli import fleet
+from toolkit.cli.options import (
+    Batch,
+    Inventories,
+    Json,
+    Limit,
+    LockWait,
+    NewBaseline,
+    Overlays,
+    Parallel,
+    ProfileName,
+    Sets,
+    Verbose,
+    Yes,
+)
 from toolkit.cli.output import emit, say
 from toolkit.errors import EXIT_DIFFERENT, ConfigError
 
@@ -32,17 +46,26 @@ def deploy_profile(
     name: ProfileName,
     overlays: Overlays = None,
     sets: Sets = None,
+    inventory: Inventories = None,
+    limit: Limit = None,
+    batch: Batch = 1,
+    parallel: Parallel = 8,
     yes: Yes = False,
     lock_wait: LockWait = 0.0,
     new_baseline: NewBaseline = False,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Deploy a profile on this machine: provision, build, restart once, judge, keep or undo."""
+    """Deploy a profile, here or on hosts: provision, build, restart once, judge, keep or undo."""
     from toolkit.cli.progress import Lines
     from toolkit.deploy.flow import deploy
     from toolkit.deploy.judging import Judging
 
+    where = fleet.where(inventory, limit, batch=batch, parallel=parallel)
+    if where is not None:
+        manner = fleet.Manner(yes, verbose, as_json, lock_wait)
+        fleet.deploy(name, overlays or (), sets or (), where, manner, new_baseline=new_baseline)
+        return
     prepared = _prepare(name, overlays, sets)
     _show_plan(prepared)
     if prepared.plan.empty:
@@ -64,12 +87,20 @@ def plan(
     name: ProfileName,
     overlays: Overlays = None,
     sets: Sets = None,
+    inventory: Inventories = None,
+    limit: Limit = None,
+    parallel: Parallel = 8,
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help=f"Exit with {EXIT_DIFFERENT} when there is something to do.")
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Show what a deploy would do and why; changes nothing."""
+    where = fleet.where(inventory, limit, parallel=parallel)
+    if where is not None:
+        if fleet.plan(name, overlays or (), sets or (), where, as_json=as_json) and exit_code:
+            raise typer.Exit(EXIT_DIFFERENT)
+        return
     prepared = _prepare(name, overlays, sets)
     _show_plan(prepared)
     if as_json:

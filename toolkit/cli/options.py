@@ -48,3 +48,18 @@ NewBaseline = Annotated[
     ),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print every line of progress.")]
+Inventories = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--inventory", "-i", metavar="PATH", help="Ansible inventory; may be repeated. Unset: this machine."
+    ),
+]
+Limit = Annotated[
+    str | None, typer.Option("--limit", "-l", metavar="PATTERN", help="Hosts of the inventory, as Ansible's.")
+]
+Batch = Annotated[
+    int, typer.Option("--batch", min=1, max=256, help="Hosts that are restarted at the same time.")
+]
+Parallel = Annotated[
+    int, typer.Option("--parallel", min=1, max=256, help="Hosts that are looked at at the same time.")
+]

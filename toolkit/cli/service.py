@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from toolkit.cli.options import Json, LockWait, ServiceName, Verbose, Yes
+from toolkit.cli import fleet
+from toolkit.cli.options import Batch, Inventories, Json, Limit, LockWait, ServiceName, Verbose, Yes
 from toolkit.cli.output import console, emit, say, table
 from toolkit.errors import EXIT_INTERRUPTED, ConfigError, StoppedWatchingError
 
@@ -25,66 +26,85 @@ def register(app: typer.Typer) -> None:
     app.add_typer(lock_app, name="lock")
 
 
-def _change(
-    name: str | None, verb: Verb, *, lock_wait: float, yes: bool, verbose: bool, as_json: bool
-) -> None:
+def _change(name: str | None, verb: Verb, where: fleet.Where | None, manner: fleet.Manner) -> None:
     from toolkit.cli.progress import Lines, finish
     from toolkit.deploy.locate import find_service
     from toolkit.release import control
 
+    if where is not None:
+        fleet.change(name, verb, where, manner)
+        return
     service = find_service(name)
-    if as_json and not yes:
+    if manner.as_json and not manner.yes:
         raise ConfigError("--json changes nothing without --yes", hint="add --yes")
     change = {"start": control.start, "stop": control.stop, "restart": control.restart}[verb]
-    lines = Lines(verbose=verbose)
-    outcome = change(service.layout, service.name, wait=lock_wait, on_event=lines.event)
-    if as_json:
+    lines = Lines(verbose=manner.verbose)
+    outcome = change(service.layout, service.name, wait=manner.lock_wait, on_event=lines.event)
+    if manner.as_json:
         emit({"ok": outcome.exit_code == 0, "service": service.name, "outcome": outcome.to_json()})
     finish(outcome)
 
 
 def start(
     name: ServiceName = None,
+    inventory: Inventories = None,
+    limit: Limit = None,
+    batch: Batch = 1,
     yes: Yes = False,
     lock_wait: LockWait = 0.0,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
     """Start the current release and wait for real tokens."""
-    _change(name, "start", lock_wait=lock_wait, yes=yes, verbose=verbose, as_json=as_json)
+    where = fleet.where(inventory, limit, batch=batch)
+    _change(name, "start", where, fleet.Manner(yes, verbose, as_json, lock_wait))
 
 
 def stop(
     name: ServiceName = None,
+    inventory: Inventories = None,
+    limit: Limit = None,
+    batch: Batch = 1,
     yes: Yes = False,
     lock_wait: LockWait = 0.0,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
     """Stop the service; it stays stopped."""
-    _change(name, "stop", lock_wait=lock_wait, yes=yes, verbose=verbose, as_json=as_json)
+    where = fleet.where(inventory, limit, batch=batch)
+    _change(name, "stop", where, fleet.Manner(yes, verbose, as_json, lock_wait))
 
 
 def restart(
     name: ServiceName = None,
+    inventory: Inventories = None,
+    limit: Limit = None,
+    batch: Batch = 1,
     yes: Yes = False,
     lock_wait: LockWait = 0.0,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
     """Restart the current release and wait for real tokens."""
-    _change(name, "restart", lock_wait=lock_wait, yes=yes, verbose=verbose, as_json=as_json)
+    where = fleet.where(inventory, limit, batch=batch)
+    _change(name, "restart", where, fleet.Manner(yes, verbose, as_json, lock_wait))
 
 
 def logs(
     name: ServiceName = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines come.")] = False,
     lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="Lines to begin with.")] = 50,
+    inventory: Inventories = None,
+    limit: Limit = None,
 ) -> None:
     """Print the server's output."""
     from toolkit.deploy.locate import find_service
     from toolkit.release.control import logs as read_logs
 
+    where = fleet.where(inventory, limit)
+    if where is not None:
+        fleet.stream(name, where, lines=lines, follow=follow)
+        return
     service = find_service(name)
     try:
         for line in read_logs(service.layout, service.name, lines=lines, follow=follow):
@@ -94,11 +114,17 @@ def logs(
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
-def status(name: ServiceName = None, as_json: Json = False) -> None:
+def status(
+    name: ServiceName = None, inventory: Inventories = None, limit: Limit = None, as_json: Json = False
+) -> None:
     """What serves, since when, with which config, and how it does now."""
     from toolkit.deploy.locate import deployed_services, find_service
     from toolkit.deploy.watch import observe
 
+    where = fleet.where(inventory, limit)
+    if where is not None:
+        _status_of_hosts(name, where, as_json=as_json)
+        return
     services = [find_service(name)] if name else deployed_services()
     shown = [observe(service) for service in services]
     if as_json:
@@ -108,6 +134,21 @@ def status(name: ServiceName = None, as_json: Json = False) -> None:
         say("no service is deployed here")
     for item in shown:
         _show_status(item)
+
+
+def _status_of_hosts(name: str | None, where: fleet.Where, *, as_json: bool) -> None:
+    from toolkit.fleet.results import to_json
+
+    results = fleet.look(name, "status", {}, where)
+    if as_json:
+        emit(to_json(results))
+    else:
+        for result in results:
+            for item in result.value or ():
+                _show_status({**item, "name": f"{result.host}: {item['name']}"})
+            if result.value == []:
+                say(f"{result.host}: no service is deployed there")
+    fleet.finish_looking(results)
 
 
 def _show_status(item: dict[str, Any]) -> None:

@@ -129,6 +129,10 @@ class Host(_Section):
         description="system user of the service (systemd manager)",
         json_schema_extra=_allowed("a system user's name such as ddtree"),
     )
+    python: AbsolutePath | None = Field(
+        None,
+        description="interpreter on the host that has the engine's libraries; unset: the toolkit's own",
+    )
     packages: tuple[Package, ...] = Field(
         (), max_length=200, description="Debian packages; installed when provisioning as root"
     )

@@ -6,6 +6,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+import re
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,11 @@ class KnownKey:
 def fingerprint(blob: bytes) -> str:
     """A key's SHA-256 fingerprint as ssh-keygen prints it: `SHA256:...` (RFC 4648 base64 without padding)."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+
+
+def is_fingerprint(text: str) -> bool:
+    """Whether a text has the form of `fingerprint`."""
+    return re.fullmatch(r"SHA256:[A-Za-z0-9+/]{43}", text) is not None
 
 
 def known_keys(name: str, files: tuple[Path, ...]) -> list[KnownKey]:

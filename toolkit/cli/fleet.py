@@ -1,0 +1,363 @@
+"""Commands on the hosts of an inventory: the same words as on this machine, host by host."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from toolkit.cli.board import Board
+from toolkit.cli.output import emit, say
+from toolkit.errors import ConfigError, ToolkitError
+
+if TYPE_CHECKING:
+    from toolkit.fleet.connections import Connections
+    from toolkit.fleet.results import HostResult
+    from toolkit.inventory.host import Host
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Which hosts, and how many at a time.
+
+    Attributes:
+        inventory: inventory files, folders or dynamic sources.
+        limit: Ansible host pattern.
+        parallel: hosts that are looked at or copied to at the same time.
+        batch: hosts that are restarted at the same time.
+    """
+
+    inventory: Sequence[Path]
+    limit: str | None = None
+    parallel: int = 8
+    batch: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How a change is made and shown."""
+
+    yes: bool = False
+    verbose: bool = False
+    as_json: bool = False
+    lock_wait: float = 0.0
+
+
+def where(
+    inventory: Sequence[Path] | None, limit: str | None, *, batch: int = 1, parallel: int = 8
+) -> Where | None:
+    """The hosts that were asked for; None for this machine.
+
+    Raises:
+        ConfigError: there is a limit without an inventory.
+    """
+    if inventory:
+        return Where(inventory, limit, parallel, batch)
+    if limit is not None:
+        raise ConfigError("--limit needs an inventory", hint="add -i inventory.yaml")
+    return None
+
+
+def deploy(
+    name: str,
+    overlays: Sequence[Path],
+    sets: Sequence[str],
+    where: Where,
+    manner: Manner,
+    *,
+    new_baseline: bool,
+) -> None:
+    """Deploy a profile on the hosts that carry it."""
+    from toolkit.fleet.connections import Connections
+    from toolkit.fleet.deploy import deploy_in_turn, desired, plan_everywhere, provision
+    from toolkit.profile.loading import load_profile
+
+    resolved = load_profile(name, overlays=overlays, sets=sets)
+    _warn(resolved.warnings)
+    hosts = _carrying(where, resolved.profile.name)
+    wanted = desired(resolved)
+    with Connections(hosts, python=resolved.profile.host.python) as connections:
+        plans = plan_everywhere(wanted, connections, limit=where.parallel)
+        _show_plans(plans)
+        if all(item.error is not None or item.value["plan"]["empty"] for item in plans):
+            _end(plans, manner)
+            return
+        _need_yes(manner)
+        _confirm_undone(plans, yes=manner.yes)
+        options = {"lock_wait": manner.lock_wait, "new_baseline": new_baseline}
+        with Board([host.name for host in hosts], verbose=manner.verbose) as board:
+            plans = provision(wanted, where.inventory, plans, board.tell)
+            results = deploy_in_turn(wanted, connections, plans, options, board.tell, batch=where.batch)
+    _end(results, manner)
+
+
+def plan(name: str, overlays: Sequence[Path], sets: Sequence[str], where: Where, *, as_json: bool) -> bool:
+    """Show what a deploy would do on each host; whether there is something to do."""
+    from toolkit.fleet.connections import Connections
+    from toolkit.fleet.deploy import desired, plan_everywhere
+    from toolkit.fleet.results import to_json, worst
+    from toolkit.profile.loading import load_profile
+
+    resolved = load_profile(name, overlays=overlays, sets=sets)
+    _warn(resolved.warnings)
+    hosts = _carrying(where, resolved.profile.name)
+    with Connections(hosts, python=resolved.profile.host.python) as connections:
+        plans = plan_everywhere(desired(resolved), connections, limit=where.parallel)
+    _show_plans(plans)
+    if as_json:
+        emit(to_json(plans))
+    if code := worst(plans):
+        raise typer.Exit(code)
+    return any(not item.value["plan"]["empty"] for item in plans)
+
+
+def swap(name: str | None, sets: Sequence[str], where: Where, manner: Manner, **options: Any) -> None:
+    """Change keys of the deployed profile, host by host."""
+    args = {"sets": list(sets), "lock_wait": manner.lock_wait, **options}
+
+    def preview(connections: Connections, service: str) -> list[HostResult]:
+        return connections.everywhere(
+            "swap_preview", {"service": service, "sets": list(sets)}, limit=where.parallel
+        )
+
+    def unchanged(value: Any) -> bool:
+        return not value["changes"]
+
+    _change(name, where, manner, "swap", args, preview, unchanged)
+
+
+def rollback(name: str | None, release: str | None, where: Where, manner: Manner) -> None:
+    """Go back to an earlier release, host by host."""
+    args = {"release": release, "lock_wait": manner.lock_wait}
+
+    def preview(connections: Connections, service: str) -> list[HostResult]:
+        return connections.everywhere(
+            "rollback_preview", {"service": service, "release": release}, limit=where.parallel
+        )
+
+    _change(name, where, manner, "rollback", args, preview, lambda _: False)
+
+
+def change(name: str | None, verb: str, where: Where, manner: Manner) -> None:
+    """Start, stop or restart, host by host."""
+    args = {"verb": verb, "lock_wait": manner.lock_wait}
+    _change(name, where, manner, "change", args, None, lambda _: False)
+
+
+def full_test(name: str | None, where: Where, manner: Manner) -> None:
+    """Judge at level `full`, host by host."""
+    _change(name, where, manner, "full_test", {"lock_wait": manner.lock_wait}, None, lambda _: False)
+
+
+def look(name: str | None, operation: str, args: dict[str, Any], where: Where) -> list[HostResult]:
+    """A reading command on all hosts at once; hosts that carry nothing are left out."""
+    from toolkit.fleet.connections import Connections
+
+    hosts = _carrying(where, name) if name else [host for host in _hosts(where) if host.profiles]
+    if not hosts:
+        raise ConfigError("no host of the inventory lists any profile in ddtoolkit_profiles")
+    with Connections(hosts) as connections:
+        return connections.everywhere(operation, {"service": name, **args}, limit=where.parallel)
+
+
+def stream(name: str | None, where: Where, *, lines: int, follow: bool) -> None:
+    """The server's output; with several hosts each line has its host in front."""
+    from toolkit.fleet.connections import Connections
+    from toolkit.fleet.many import at_once
+
+    service = _named(name)
+    hosts = _carrying(where, service)
+    width = max(len(host.name) for host in hosts)
+    with Connections(hosts) as connections:
+
+        def one(host: str) -> None:
+            front = f"{host:<{width}}  " if len(hosts) > 1 else ""
+            args = {"service": service, "lines": lines, "follow": follow}
+            connections.call(
+                host, "logs", args, lambda message: typer.echo(f"{front}{message.get('line', '')}")
+            )
+
+        results = at_once([host.name for host in hosts], one, limit=len(hosts))
+    _errors(results)
+    _exit(results)
+
+
+def finish_looking(results: Sequence[HostResult]) -> None:
+    """Say what went wrong where, and exit with the worst of it."""
+    _errors(results)
+    _exit(results)
+
+
+def _change(
+    name: str | None,
+    where: Where,
+    manner: Manner,
+    operation: str,
+    args: dict[str, Any],
+    preview: Callable[[Connections, str], list[HostResult]] | None,
+    unchanged: Callable[[Any], bool],
+) -> None:
+    from toolkit.fleet.connections import Connections
+    from toolkit.fleet.drain import drained, exit_code_of
+    from toolkit.fleet.many import in_turn
+
+    service = _named(name)
+    hosts = _carrying(where, service)
+    _need_yes(manner)
+    with Connections(hosts) as connections:
+        previews = [] if preview is None else preview(connections, service)
+        _show_changes(operation, service, previews)
+        failed = [item for item in previews if item.error is not None]
+        # What is asked for must be right on every host before the first is touched.
+        if any(item.error is not None and item.error.exit_code == ConfigError.exit_code for item in failed):
+            _end(previews, manner)
+            return
+        skip = {item.host for item in previews if item.error is not None or unchanged(item.value)}
+        names = [host.name for host in hosts if host.name not in skip]
+        with Board([host.name for host in hosts], verbose=manner.verbose) as board:
+
+            def work(host: str) -> Any:
+                def run() -> Any:
+                    return connections.call(
+                        host,
+                        operation,
+                        {"service": service, **args},
+                        lambda message: board.tell(host, message),
+                    )
+
+                if operation == "change" and args["verb"] != "restart":
+                    return run()
+                return drained(connections.hosts[host], run, board.tell)
+
+            results = in_turn(names, work, batch=where.batch, grade=exit_code_of)
+    _end([*failed, *results], manner)
+
+
+def _named(name: str | None) -> str:
+    if name is None:
+        raise ConfigError("with an inventory, name the service", hint="it has the name of its profile")
+    return name
+
+
+def _hosts(where: Where) -> list[Host]:
+    from toolkit.inventory.load import load_hosts
+
+    return load_hosts(where.inventory, limit=where.limit)
+
+
+def _carrying(where: Where, profile: str) -> list[Host]:
+    from toolkit.inventory.host import hosts_with
+
+    return hosts_with(_hosts(where), profile, limit=where.limit)
+
+
+def _warn(warnings: Sequence[Any]) -> None:
+    for warning in warnings:
+        say(f"warning: {warning}")
+
+
+def _need_yes(manner: Manner) -> None:
+    if manner.as_json and not manner.yes:
+        raise ConfigError("--json changes nothing without --yes", hint="add --yes")
+
+
+def _show_plans(plans: Sequence[HostResult]) -> None:
+    for item in plans:
+        if item.error is not None:
+            continue
+        made = item.value["plan"]
+        if made["empty"]:
+            say(f"{item.host}: nothing to do, {made['service']} is deployed and runs")
+            continue
+        say(f"plan for {made['service']} on {item.host}:")
+        for step in made["steps"]:
+            for number, reason in enumerate(step["reasons"]):
+                say(f"  {'' if number else step['action']:<12} {reason}")
+    _errors(plans)
+
+
+def _confirm_undone(plans: Sequence[HostResult], *, yes: bool) -> None:
+    undone = {item.host: item.value["undone"] for item in plans if item.value and item.value["undone"]}
+    if not undone or yes:
+        return
+    for host, lines in undone.items():
+        say(f"{host}: this deploy sets back what was swapped since the last one:")
+        for line in lines:
+            say(f"  {line}")
+    if not sys.stdin.isatty():
+        raise ConfigError(
+            "swapped keys would be set back", hint="add --yes to set them back, or --set to keep a value"
+        )
+    if not typer.confirm("set them back?", err=True):
+        raise typer.Exit(1)
+
+
+def _show_changes(operation: str, service: str, previews: Sequence[HostResult]) -> None:
+    """The diff, once for all hosts that have the same."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for item in previews:
+        if item.error is None:
+            groups.setdefault(tuple(item.value["changes"]), []).append(item.host)
+    for changes, hosts in groups.items():
+        if not changes and operation == "swap":
+            say(f"{', '.join(hosts)}: nothing to do, every key has that value already")
+            continue
+        say(f"{operation} of {service} on {', '.join(hosts)}, one restart each:")
+        for line in changes:
+            say(f"  {line}")
+
+
+def _errors(results: Sequence[HostResult]) -> None:
+    for item in results:
+        if item.error is not None:
+            _error(item.host, item.error)
+
+
+def _error(host: str, error: ToolkitError) -> None:
+    for line in error.message.splitlines():
+        say(f"error: {line if host in line else f'{host}: {line}'}")
+    if error.hint:
+        say(f"  next: {error.hint}")
+
+
+def _end(results: Sequence[HostResult], manner: Manner) -> None:
+    """Say how it ended on each host, and exit with the worst of it."""
+    from toolkit.fleet.results import to_json
+
+    if manner.as_json:
+        emit(to_json(results))
+    for item in results:
+        if item.skipped:
+            say(f"{item.host}: {item.skipped}")
+        elif item.error is not None:
+            _error(item.host, item.error)
+        elif item.value and item.value.get("outcome"):
+            _outcome(item.host, item.value)
+    _exit(results)
+
+
+def _outcome(host: str, value: dict[str, Any]) -> None:
+    outcome = value["outcome"]
+    for line in outcome["log"]:
+        say(f"  {host} | {line}")
+    downtime = outcome["seconds"].get("downtime")
+    tail = f" (without a server for {downtime:.1f} s)" if downtime is not None else ""
+    say(f"{host}: {outcome['kind']}: {outcome['status'].replace('_', ' ')}: {outcome['message']}{tail}")
+    lengths = (value.get("report") or {}).get("acceptance_length") or {}
+    if tree := lengths.get("tree"):
+        say(
+            f"  acceptance length {tree['value']:.2f}; {value['url']} on the host, release {value['release']}"
+        )
+    if outcome["hint"]:
+        say(f"  next: {outcome['hint']}")
+
+
+def _exit(results: Sequence[HostResult]) -> None:
+    from toolkit.fleet.results import worst
+
+    if code := worst(results):
+        raise typer.Exit(code)
