@@ -50,6 +50,11 @@ class ServicePaths:
         """Folder of the process manager's records."""
         return self.state / "supervisor"
 
+    @property
+    def started(self) -> Path:
+        """Record of the last start under systemd."""
+        return self.state / "started"
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -12,7 +13,6 @@ from toolkit.release.host import ServiceHost
 from toolkit.release.journal import Event
 from toolkit.release.lock import whoami
 from toolkit.release.request import Kind, Outcome, Request
-from toolkit.service import logfile
 
 
 def logs(
@@ -35,12 +35,12 @@ def logs(
     Raises:
         ConfigError: the service has no log yet.
     """
-    path = layout.service(name).log
-    if not path.is_file():
-        raise ConfigError(f"{path}: {name} has not written a log yet", hint=f"ddtoolkit status {name}")
-    if follow:
-        return logfile.follow(path, lines, ended=ended or (lambda: False))
-    return iter(logfile.tail(path, lines))
+    host = ServiceHost(layout, name)
+    current = host.store.current()
+    manager = host.manager(None)
+    with contextlib.suppress(ToolkitError):  # of a damaged release too
+        manager = host.manager(current.unit if current else None)
+    return manager.logs(lines, follow=follow, ended=ended or (lambda: False))
 
 
 def start(

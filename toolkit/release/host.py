@@ -14,8 +14,7 @@ from toolkit.release.reserve import Reserve
 from toolkit.release.store import Store
 from toolkit.service.files import read_json
 from toolkit.service.manager import ProcessStatus, ServiceManager
-from toolkit.service.process import ProcessManager
-from toolkit.service.registry import manager_for
+from toolkit.service.registry import manager_for, recorded_manager
 from toolkit.service.unit import Unit
 
 HOST_FILE = "host.json"
@@ -58,12 +57,12 @@ class ServiceHost:
         return self.paths.state / "secrets" / f"{release_id}.yaml"
 
     def manager(self, unit: Unit | None) -> ServiceManager:
-        """The manager of `unit`; the process manager for a service without any.
+        """The manager of `unit`; without one, what is on record tells which it is.
 
         Raises:
             ToolkitError: the unit asks for one that is not available.
         """
-        return ProcessManager(self.paths) if unit is None else manager_for(unit.manager, self.paths)
+        return recorded_manager(self.paths) if unit is None else manager_for(unit.manager, self.paths)
 
     def process_status(self) -> ProcessStatus:
         """What the manager of the current release says; needs no unit that can be read."""

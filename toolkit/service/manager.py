@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -36,17 +37,19 @@ class StopReport:
         killed: processes that outlived the main process and were killed.
         leftovers: processes that could not be killed and still run.
         port_busy: what still listens on the service's port, "" for nothing.
+        gpu_busy: what still holds memory of a GPU, "" for nothing.
     """
 
     seconds: float
     killed: tuple[Leftover, ...] = ()
     leftovers: tuple[Leftover, ...] = ()
     port_busy: str = ""
+    gpu_busy: str = ""
 
     @property
     def clean(self) -> bool:
         """Whether nothing of the service is left."""
-        return not self.leftovers and not self.port_busy
+        return not self.leftovers and not self.port_busy and not self.gpu_busy
 
     def describe(self) -> str:
         """One line for people."""
@@ -55,8 +58,7 @@ class StopReport:
             parts.append("killed what outlived the server: " + ", ".join(map(str, self.killed)))
         if self.leftovers:
             parts.append("still running and not to be killed: " + ", ".join(map(str, self.leftovers)))
-        if self.port_busy:
-            parts.append(self.port_busy)
+        parts += [words for words in (self.port_busy, self.gpu_busy) if words]
         return "; ".join(parts)
 
 
@@ -76,6 +78,7 @@ class ProcessStatus:
         asked_to_stop: whether the last stop was asked for, so that it is to stay stopped.
         message: one line for people.
         leftovers: processes that a stop could not kill.
+        differences: how what runs, or would be started, differs from what was started last.
     """
 
     state: State
@@ -89,6 +92,7 @@ class ProcessStatus:
     asked_to_stop: bool = False
     message: str = ""
     leftovers: tuple[Leftover, ...] = ()
+    differences: tuple[str, ...] = ()
 
     @property
     def active(self) -> bool:
@@ -99,6 +103,8 @@ class ProcessStatus:
         """How the last main process ended, for people."""
         if self.exit_signal is not None:
             return f"the server was ended by {self.exit_signal}"
+        if self.exit_status is None:
+            return "the server ended"
         return f"the server ended with status {self.exit_status}"
 
     def to_json(self) -> dict[str, Any]:
@@ -111,11 +117,20 @@ class ServiceManager(Protocol):
 
     Attributes:
         kind: name in profiles.
-        survives_reboot: whether the service is started again after a reboot.
     """
 
     kind: str
-    survives_reboot: bool
+
+    @property
+    def survives_reboot(self) -> bool:
+        """Whether the service is started again after a reboot."""
+
+    def check(self, release: Path) -> None:
+        """Find what would keep the release in folder `release` from starting, while another one serves.
+
+        Raises:
+            ToolkitError: it could not be started; says why.
+        """
 
     def start(self, release: Path) -> None:
         """Start the unit of the release in folder `release`; returns once the process exists.
@@ -130,5 +145,26 @@ class ServiceManager(Protocol):
     def status(self) -> ProcessStatus:
         """The state now."""
 
+    def enable(self) -> None:
+        """Have it started at boot, where the manager can.
+
+        Raises:
+            ToolkitError: it cannot be.
+        """
+
+    def disable(self) -> None:
+        """Have it not started at boot.
+
+        Raises:
+            ToolkitError: it cannot be kept from it.
+        """
+
     def log_tail(self, lines: int = 20) -> list[str]:
         """The last lines of output since the last start."""
+
+    def logs(self, lines: int, *, follow: bool, ended: Callable[[], bool]) -> Iterator[str]:
+        """The last `lines` lines of output; with `follow` also each further one until `ended` says so.
+
+        Raises:
+            ToolkitError: there is no log.
+        """

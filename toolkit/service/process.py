@@ -9,16 +9,16 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from toolkit.errors import ToolkitError
+from toolkit.errors import ConfigError, ToolkitError
 from toolkit.layout import ServicePaths
-from toolkit.service import ports
+from toolkit.service import logfile, ports
 from toolkit.service.detach import start_module
 from toolkit.service.files import Record
 from toolkit.service.leftovers import kill_all
-from toolkit.service.logfile import tail
 from toolkit.service.manager import Leftover, ProcessStatus, StopReport
 from toolkit.service.processes import ProcessId, read_stat, send_signal
 from toolkit.service.secrets import write_secrets
@@ -45,6 +45,20 @@ class ProcessManager:
 
     def __init__(self, paths: ServicePaths) -> None:
         self._paths = paths
+
+    def check(self, release: Path) -> None:
+        """Make sure that the unit of the release in folder `release` can be read.
+
+        Raises:
+            ToolkitError: it is absent or damaged.
+        """
+        read_unit(release)
+
+    def enable(self) -> None:
+        """Nothing starts it at boot."""
+
+    def disable(self) -> None:
+        """Nothing starts it at boot."""
 
     def start(self, release: Path) -> None:
         """Start the unit of the release in folder `release`.
@@ -121,12 +135,26 @@ class ProcessManager:
 
     def log_tail(self, lines: int = 20) -> list[str]:
         """The last lines of output since the last start, across rotation."""
-        found = tail(self._paths.log, max(lines, _SEARCHED))
+        found = logfile.tail(self._paths.log, max(lines, _SEARCHED))
         for index in range(len(found) - 1, -1, -1):
             if START_NOTE in found[index]:
                 found = found[index + 1 :]
                 break
         return found[-lines:]
+
+    def logs(self, lines: int, *, follow: bool, ended: Callable[[], bool]) -> Iterator[str]:
+        """The last lines of the log; with `follow` also each further one, across rotation.
+
+        Raises:
+            ConfigError: there is no log yet.
+        """
+        path = self._paths.log
+        if not path.is_file():
+            name = self._paths.base.name
+            raise ConfigError(f"{path}: {name} has not written a log yet", hint=f"ddtoolkit status {name}")
+        if follow:
+            return logfile.follow(path, lines, ended=ended)
+        return iter(logfile.tail(path, lines))
 
     def _unrecorded(self) -> str:
         """What holds the current unit's port, where no record says which processes are the service's."""

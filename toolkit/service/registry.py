@@ -6,16 +6,22 @@ from toolkit.errors import ToolkitError
 from toolkit.layout import ServicePaths
 from toolkit.service.manager import ServiceManager
 from toolkit.service.process import ProcessManager
+from toolkit.service.systemd_manager import SystemdManager
 
 
 def manager_for(kind: str, paths: ServicePaths) -> ServiceManager:
     """The manager called `kind` for the service with these paths.
 
     Raises:
-        ToolkitError: this release of the toolkit runs no such manager on this host.
+        ToolkitError: there is no such manager.
     """
     if kind == "process":
         return ProcessManager(paths)
-    raise ToolkitError(
-        f"service manager {kind!r} cannot be driven on this host", hint="set service.manager: process"
-    )
+    if kind == "systemd":
+        return SystemdManager(paths)
+    raise ToolkitError(f"there is no service manager {kind!r}", hint="service.manager: process or systemd")
+
+
+def recorded_manager(paths: ServicePaths) -> ServiceManager:
+    """The manager that started the service last, by what is on record; the process manager without any."""
+    return SystemdManager(paths) if paths.started.exists() else ProcessManager(paths)

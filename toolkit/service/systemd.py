@@ -18,6 +18,7 @@ from toolkit.errors import ConfigError, Problem, ToolkitError
 from toolkit.service.unit import Unit
 
 OLDEST = 240
+RECOVER_UNIT = "ddtoolkit-recover.service"
 _CREDENTIALS_SINCE = 247
 _CREDENTIAL = "config.yaml"
 _VERIFY_LIMIT = 60.0
@@ -106,7 +107,7 @@ def _unit_section(unit: Unit) -> list[str]:
     wanted = ["network-online.target"]
     if unit.gpus:
         wanted.append("nvidia-persistenced.service")
-    lines += [f"Wants={' '.join(wanted)}", f"After={' '.join(wanted)}"]
+    lines += [f"Wants={' '.join(wanted)}", f"After={' '.join([*wanted, RECOVER_UNIT])}"]
     if unit.gpus and unit.nvlink:
         lines += ["Requires=nvidia-fabricmanager.service", "After=nvidia-fabricmanager.service"]
     if unit.restart.burst > 1:
@@ -141,6 +142,8 @@ def _service_section(unit: Unit, version: int) -> list[str]:
         f"Limit{name.upper()}={'infinity' if value is None else value}" for name, value in unit.limits.items()
     ]
     lines.append("TasksMax=infinity")
+    # What a server says last matters most, and journald would drop it behind a flood.
+    lines.append("LogRateLimitIntervalSec=0")
     lines += _cache(unit)
     lines += [line for line, since in _HARDENING if version >= since]
     lines.append(f"ProtectHome={_protect_home(unit)}")
@@ -169,6 +172,8 @@ def _check(unit: Unit, version: int) -> None:
     problems = []
     if version < OLDEST:
         problems.append(Problem(f"systemd {version} is too old: {OLDEST} or newer is needed", key="host"))
+    if unit_name(unit.name) == RECOVER_UNIT:
+        problems.append(Problem(f"{RECOVER_UNIT} is the toolkit's own unit: choose another", key="name"))
     if unit.secrets and version < _CREDENTIALS_SINCE:
         said = f"secrets need systemd {_CREDENTIALS_SINCE} (LoadCredential=), the host has {version}"
         problems.append(Problem(said, key="service.api_key"))
