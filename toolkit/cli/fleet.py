@@ -222,7 +222,7 @@ def _change(
 
             def work(host: str) -> Any:
                 def run() -> Any:
-                    return connections.call(
+                    return connections.change(
                         host,
                         operation,
                         {"service": service, **args},
@@ -233,8 +233,14 @@ def _change(
                     return run()
                 return drained(connections.hosts[host], run, board.tell)
 
+            connections.reserve(names, service, _words(operation, args), wait=manner.lock_wait)
             results = in_turn(names, work, batch=where.batch, grade=exit_code_of)
     _end([*failed, *results], manner)
+
+
+def _words(operation: str, args: dict[str, Any]) -> str:
+    """The command, as the lock shows it to others."""
+    return " ".join([args.get("verb", operation), *(f"--set {item}" for item in args.get("sets", ()))])
 
 
 def _named(name: str | None) -> str:

@@ -7,14 +7,19 @@ import getpass
 import os
 import socket
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from toolkit.errors import UnreachableError
 from toolkit.fleet.many import at_once
 from toolkit.fleet.results import HostResult
 from toolkit.inventory.host import Host
 from toolkit.remote.agent import Agent, Tell, agent_on
+
+_PATIENCE = 300.0  # seconds in which a host that was lost may come back, a reboot included
+_RETRY = 2.0
 
 
 class Connections:
@@ -49,10 +54,51 @@ class Connections:
         agent = self._agent(name)
         return agent.call(operation, {**args, "who": _who(agent.key)}, tell)
 
-    def drop(self, name: str) -> None:
-        """Forget a host's agent, so that the next call connects anew."""
-        with self._guard:
-            self._agents.pop(name, None)
+    def change(self, name: str, operation: str, args: dict[str, Any], tell: Tell) -> Any:
+        """Run an operation that ends in a transaction, and go on watching it where the connection breaks.
+
+        Raises:
+            UnreachableError: the host did not come back in time; its transaction goes on without us.
+            ToolkitError: what the operation raised.
+        """
+        since = 0.0
+
+        def watch(message: dict[str, Any]) -> None:
+            nonlocal since
+            since = max(since, float(message.get("event", {}).get("time", since)))
+            tell(message)
+
+        try:
+            return self.call(name, operation, args, watch)
+        except UnreachableError as error:
+            if not since:
+                raise
+            tell({"step": ["reconnect", error.message]})
+        return self._resume(name, args["service"], watch, lambda: since)
+
+    def reserve(self, names: Sequence[str], service: str, command: str, *, wait: float) -> None:
+        """Take the service's lock on all hosts, in order of name, or on none.
+
+        Raises:
+            LockedError: somewhere someone else holds it; what was taken is freed when the agents end.
+        """
+        for name in sorted(names):
+            self.call(name, "reserve", {"service": service, "command": command, "lock_wait": wait})
+
+    def _resume(self, name: str, service: str, tell: Tell, since: Callable[[], float]) -> Any:
+        end = time.monotonic() + _PATIENCE
+        while True:
+            with self._guard:
+                self._agents.pop(name, None)
+            try:
+                return self.call(name, "follow", {"service": service, "since": since()}, tell)
+            except UnreachableError as error:
+                if time.monotonic() > end:
+                    raise UnreachableError(
+                        f"{error.message}; the change goes on on the host by itself",
+                        hint=f"ddtoolkit status {service} -i INVENTORY --limit {name}",
+                    ) from error
+            time.sleep(_RETRY)
 
     def everywhere(self, operation: str, args: dict[str, Any], *, limit: int) -> list[HostResult]:
         """Run a reading operation on all hosts at once."""

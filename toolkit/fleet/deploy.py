@@ -117,12 +117,13 @@ def deploy_in_turn(
         args = {
             **wanted.args(),
             **options,
+            "service": wanted.service,
             "secrets": wanted.secrets,
             "current": earlier.value["current"],
         }
 
         def change() -> Any:
-            return connections.call(name, "deploy", args, lambda message: tell(name, message))
+            return connections.change(name, "deploy", args, lambda message: tell(name, message))
 
         if not _has(plan, "restart"):
             return {"plan": plan, **change()}
@@ -130,6 +131,9 @@ def deploy_in_turn(
 
     # A host that could not even be planned does not hold up the others: it is not part of the sequence.
     names = [item.host for item in plans if item.error is None]
+    changed = [name for name in names if not by_host[name].value["plan"]["empty"]]
+    command = f"deploy profile {wanted.service}"
+    connections.reserve(changed, wanted.service, command, wait=options["lock_wait"])
     done = {item.host: item for item in in_turn(names, work, batch=batch, grade=exit_code_of)}
     return [done.get(item.host, item) for item in plans]
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import toolkit
 from toolkit.deploy import flow
 from toolkit.deploy.judging import Judging
 from toolkit.deploy.locate import Deployed, current_release, deployed_services, find_service
@@ -15,11 +18,14 @@ from toolkit.deploy.prepare import Prepared, prepare
 from toolkit.deploy.watch import observe
 from toolkit.errors import ToolkitError
 from toolkit.profile.loading import ResolvedProfile, differences, profile_from_data
-from toolkit.release import control, history, lock
+from toolkit.release import control, controller, history, lock
 from toolkit.release.host import ServiceHost
 from toolkit.release.journal import Event
 from toolkit.release.request import Outcome
+from toolkit.remote.bootstrap import MARKER, REMEMBERED
 from toolkit.service.files import make_private, replace_file
+
+_RESERVED = contextlib.ExitStack()
 
 Send = Callable[[dict[str, Any]], None]
 Args = Mapping[str, Any]
@@ -39,6 +45,7 @@ def plan(args: Args, _: Send) -> dict[str, Any]:
 def deploy(args: Args, send: Send) -> dict[str, Any]:
     """Deploy `profile`; provisioning was done from outside."""
     _identify(args)
+    _remember_interpreter()
     _keep_secrets(args)
     prepared = _prepared(args)
     if prepared.current_id != args["current"]:
@@ -135,6 +142,28 @@ def logs(args: Args, send: Send) -> None:
         send({"line": line})
 
 
+def reserve(args: Args, _: Send) -> dict[str, Any]:
+    """Take a service's lock and keep it until the agent ends, so that many hosts are locked all or none."""
+    _identify(args)
+    name = args["service"]
+    known = [service for service in deployed_services() if service.name == name]
+    # Before the first deploy there is nothing that anyone else could be changing.
+    if known:
+        held = controller.reserve(known[0].layout, name, args["command"], wait=args["lock_wait"])
+        _RESERVED.enter_context(held)
+    return {"service": name, "reserved": bool(known)}
+
+
+def follow(args: Args, send: Send) -> dict[str, Any]:
+    """Watch the service's transaction to its end, after the connection that began it broke."""
+    service = find_service(args["service"])
+    folder = ServiceHost(service.layout, service.name).paths.transaction
+    for event in controller.follow(folder):
+        if event.time > args["since"]:
+            send({"event": event.to_json()})
+    return _ended(service, controller.result(folder))
+
+
 def lock_show(args: Args, _: Send) -> dict[str, Any]:
     """Who holds the lock."""
     service = find_service(args["service"])
@@ -160,6 +189,8 @@ OPERATIONS: dict[str, Callable[[Args, Send], Any]] = {
     "status": status,
     "history": past,
     "logs": logs,
+    "reserve": reserve,
+    "follow": follow,
     "lock_show": lock_show,
     "lock_release": lock_release,
 }
@@ -181,6 +212,13 @@ def _keep_secrets(args: Args) -> None:
             replace_file(path, value.encode())
         except OSError as error:
             raise ToolkitError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _remember_interpreter() -> None:
+    """Let later commands, which have no profile at hand, run the agent under this interpreter too."""
+    home = Path(toolkit.__file__).parents[1]
+    if (home / MARKER).is_file():
+        replace_file(home.parent / REMEMBERED, sys.executable.encode())
 
 
 def _judging(args: Args) -> Judging:

@@ -83,6 +83,20 @@ def hold(
         host.reserve.fill()
 
 
+_reserved: dict[Path, Session] = {}
+
+
+@contextmanager
+def reserve(layout: Layout, name: str, command: str, *, wait: float = 0.0) -> Iterator[None]:
+    """Hold the lock over several uses of `hold` in this process. Arguments and errors as `hold`."""
+    with hold(layout, name, command, wait=wait) as session:
+        _reserved[session.host.paths.lock] = session
+        try:
+            yield
+        finally:
+            del _reserved[session.host.paths.lock]
+
+
 def begin(layout: Layout, name: str, request: Request) -> Path:
     """Start the transaction in a detached process; the caller holds the lock.
 
