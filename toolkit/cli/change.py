@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -131,32 +131,41 @@ def rollback(
 def history(
     name: ServiceName = None,
     count: Annotated[int, typer.Option("-n", "--lines", min=1, help="Newest entries to show.")] = 20,
+    inventory: Inventories = None,
+    limit: Limit = None,
     as_json: Json = False,
 ) -> None:
     """Who changed what, when, and how it ended; the newest last."""
-    from toolkit.deploy.flow import describe
-    from toolkit.deploy.locate import find_service
-    from toolkit.release.history import read
-    from toolkit.release.host import ServiceHost
+    from toolkit.hostside.operations import past
 
-    service = find_service(name)
-    host = ServiceHost(service.layout, service.name)
-    entries = read(host.paths)[-count:]
-    if as_json:
-        emit([entry.to_json() for entry in entries])
+    where = fleet.where(inventory, limit)
+    if where is not None:
+        fleet.show_each(name, "history", {"count": count}, where, _show_history, as_json=as_json)
         return
-    current = host.store.current()
+    found = past({"service": name, "count": count})
+    if as_json:
+        emit(found["entries"])
+    else:
+        _show_history(found)
+
+
+def _show_history(found: dict[str, Any]) -> None:
+    from toolkit.deploy.flow import describe
+    from toolkit.profile.changes import Change
+
     rows = table("when", "who", "what", "outcome", "release", "changes", whole=("when", "release"))
-    newest = [entry for entry in entries if current and entry.release == current.id][-1:]
+    entries, current = found["entries"], found["current"]
+    newest = [entry for entry in entries if current and entry["release"] == current][-1:]
     for entry in entries:
         mark = " (current)" if entry in newest else ""
+        changes = [Change(**change) for change in entry["changes"]]
         rows.add_row(
-            entry.when.replace("+00:00", "Z"),
-            entry.who,
-            entry.kind,
-            entry.outcome.replace("_", " "),
-            f"{entry.release or '-'}{mark}",
-            "\n".join(describe(entry.changes)) or "-",
+            entry["when"].replace("+00:00", "Z"),
+            entry["who"],
+            entry["kind"],
+            entry["outcome"].replace("_", " "),
+            f"{entry['release'] or '-'}{mark}",
+            "\n".join(describe(changes)) or "-",
         )
     console().print(rows)
 

@@ -186,6 +186,37 @@ def stream(name: str | None, where: Where, *, lines: int, follow: bool) -> None:
     _exit(results)
 
 
+def show_each(
+    name: str | None,
+    operation: str,
+    args: dict[str, Any],
+    where: Where,
+    show: Callable[[dict[str, Any]], None],
+    *,
+    as_json: bool = False,
+    one_host: bool = False,
+) -> None:
+    """A reading command whose answer is about one service of each host.
+
+    Raises:
+        ConfigError: no service is named, or `one_host` and the pattern matches several.
+    """
+    from toolkit.fleet.results import to_json
+
+    service = _named(name)
+    if one_host and len(_carrying(where, service)) > 1:
+        raise ConfigError("this concerns one host; several match", hint="add --limit HOST")
+    results = look(service, operation, args, where)
+    if as_json:
+        emit(to_json(results))
+    else:
+        for result in results:
+            if result.value is not None:
+                say(f"{result.host}:")
+                show(result.value)
+    finish_looking(results)
+
+
 def finish_looking(results: Sequence[HostResult]) -> None:
     """Say what went wrong where, and exit with the worst of it."""
     _errors(results)

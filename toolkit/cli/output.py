@@ -1,4 +1,7 @@
-"""What commands print: humans read standard error, programs read JSON alone on standard output."""
+"""What commands print: progress, prompts and errors on standard error, the answer on standard output.
+
+The answer is what a reading command was asked for, or with `--json` the data alone.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +20,27 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def console() -> Console:
-    """A console on standard error; plain text when that is no terminal."""
+def console(*, stderr: bool = True) -> Console:
+    """A console on standard error or output; plain text when that is no terminal."""
     from rich.console import Console
 
+    stream = sys.stderr if stderr else sys.stdout
     # Off a terminal nothing limits the width, and a wrapped id cannot be copied.
-    width = None if sys.stderr.isatty() or "COLUMNS" in os.environ else 200
-    return Console(stderr=True, highlight=False, width=width)
+    width = None if stream.isatty() or "COLUMNS" in os.environ else 200
+    return Console(stderr=stderr, highlight=False, width=width)
 
 
 def say(message: str = "") -> None:
     """Print a line for humans."""
     typer.echo(message, err=True)
+
+
+def answer(what: str | Table) -> None:
+    """Print a line or a table that was asked for."""
+    if isinstance(what, str):
+        typer.echo(what)
+    else:
+        console(stderr=False).print(what)
 
 
 def emit(value: Any) -> None:

@@ -163,30 +163,36 @@ def _show_status(item: dict[str, Any]) -> None:
 
 
 @lock_app.command("show")
-def lock_show(name: ServiceName = None, as_json: Json = False) -> None:
+def lock_show(
+    name: ServiceName = None, inventory: Inventories = None, limit: Limit = None, as_json: Json = False
+) -> None:
     """Who holds the lock, since when, and what for."""
-    from toolkit.deploy.locate import find_service
-    from toolkit.release.host import ServiceHost
-    from toolkit.release.view import status as host_status
+    from toolkit.hostside.operations import lock_show as look
 
-    service = find_service(name)
-    holder = ServiceHost(service.layout, service.name).lock.holder()
-    transaction = host_status(service.layout, service.name).transaction
-    if transaction is not None and transaction["state"] != "running":
-        transaction = None
-    if as_json:
-        shown = None if holder is None else holder.to_json()
-        emit({"service": service.name, "holder": shown, "transaction": transaction})
+    where = fleet.where(inventory, limit)
+    if where is not None:
+        fleet.show_each(name, "lock_show", {}, where, _show_lock, as_json=as_json)
         return
+    found = look({"service": name})
+    if as_json:
+        emit(found)
+    else:
+        _show_lock(found)
+
+
+def _show_lock(found: dict[str, Any]) -> None:
+    from toolkit.deploy.watch import age
+
+    name, holder, transaction = found["service"], found["holder"], found["transaction"]
     if transaction is not None:
         step = f"{transaction['kind']} by {transaction['who']} at step {transaction['step']}"
-        say(f"{service.name}: a transaction runs on the host and ends by itself: {step}")
+        say(f"{name}: a transaction runs on the host and ends by itself: {step}")
     if holder is None:
         if transaction is None:
-            say(f"{service.name}: not locked")
+            say(f"{name}: not locked")
     else:
-        held = f"held by {holder.who} for {holder.age()}: {holder.command}"
-        say(f"{service.name}: {held} (token {holder.token})")
+        held = f"held by {holder['who']} for {age(holder['since'])}: {holder['command']}"
+        say(f"{name}: {held} (token {holder['token']})")
 
 
 @lock_app.command("release")
@@ -195,11 +201,18 @@ def lock_release(
     name: Annotated[
         str | None, typer.Option("--service", help="The service; the only one by default.")
     ] = None,
+    inventory: Inventories = None,
+    limit: Limit = None,
 ) -> None:
     """Release a lock whose holder is gone; never ends a running transaction."""
-    from toolkit.deploy.locate import find_service
-    from toolkit.release.host import ServiceHost
+    from toolkit.hostside.operations import lock_release as release
 
-    service = find_service(name)
-    freed = ServiceHost(service.layout, service.name).lock.release(token)
-    say(f"{service.name}: released the lock of {freed.who}")
+    where = fleet.where(inventory, limit)
+    if where is not None:
+        fleet.show_each(name, "lock_release", {"token": token}, where, _show_released, one_host=True)
+        return
+    _show_released(release({"service": name, "token": token}))
+
+
+def _show_released(found: dict[str, Any]) -> None:
+    say(f"{found['service']}: released the lock of {found['freed']['who']}")

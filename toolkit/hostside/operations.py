@@ -18,7 +18,7 @@ from toolkit.deploy.prepare import Prepared, prepare
 from toolkit.deploy.watch import observe
 from toolkit.errors import ToolkitError
 from toolkit.profile.loading import ResolvedProfile, differences, profile_from_data
-from toolkit.release import control, controller, history, lock
+from toolkit.release import control, controller, history, lock, view
 from toolkit.release.host import ServiceHost
 from toolkit.release.journal import Event
 from toolkit.release.request import Outcome
@@ -29,6 +29,10 @@ _RESERVED = contextlib.ExitStack()
 
 Send = Callable[[dict[str, Any]], None]
 Args = Mapping[str, Any]
+
+
+def _nobody(_: dict[str, Any]) -> None:
+    """For callers on this machine that watch nothing."""
 
 
 def plan(args: Args, _: Send) -> dict[str, Any]:
@@ -121,7 +125,7 @@ def status(args: Args, _: Send) -> list[dict[str, Any]]:
     return [observe(service) for service in services]
 
 
-def past(args: Args, _: Send) -> dict[str, Any]:
+def past(args: Args, _: Send = _nobody) -> dict[str, Any]:
     """The newest entries of the history, and which release is current."""
     service = find_service(args["service"])
     host = ServiceHost(service.layout, service.name)
@@ -164,17 +168,24 @@ def follow(args: Args, send: Send) -> dict[str, Any]:
     return _ended(service, controller.result(folder))
 
 
-def lock_show(args: Args, _: Send) -> dict[str, Any]:
-    """Who holds the lock."""
+def lock_show(args: Args, _: Send = _nobody) -> dict[str, Any]:
+    """Who holds the lock, and the transaction that runs."""
     service = find_service(args["service"])
     holder = ServiceHost(service.layout, service.name).lock.holder()
-    return {"service": service.name, "holder": None if holder is None else holder.to_json()}
+    transaction = view.status(service.layout, service.name).transaction
+    running = transaction if transaction is not None and transaction["state"] == "running" else None
+    return {
+        "service": service.name,
+        "holder": None if holder is None else holder.to_json(),
+        "transaction": running,
+    }
 
 
-def lock_release(args: Args, _: Send) -> dict[str, Any]:
+def lock_release(args: Args, _: Send = _nobody) -> dict[str, Any]:
     """Release the lock of a holder that is gone."""
     service = find_service(args["service"])
-    return ServiceHost(service.layout, service.name).lock.release(args["token"]).to_json()
+    freed = ServiceHost(service.layout, service.name).lock.release(args["token"])
+    return {"service": service.name, "freed": freed.to_json()}
 
 
 OPERATIONS: dict[str, Callable[[Args, Send], Any]] = {
