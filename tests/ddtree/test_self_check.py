@@ -11,7 +11,7 @@ from tests.ddtree.conftest import BUNDLED, Pair, build_engine, collect, generate
 from toolkit.ddtree.engine import Engine
 from toolkit.ddtree.model_runner import ModelRunner
 from toolkit.ddtree.models.dflash import DFlashDrafter
-from toolkit.ddtree.models.layers import Linear
+from toolkit.ddtree.models.linear import Linear
 from toolkit.ddtree.models.qwen3 import Qwen3Target
 from toolkit.ddtree.self_check import self_check
 from toolkit.ddtree.types import Algorithm, TreeLimits

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from toolkit.ddtree.cache import SlotCache
 from toolkit.ddtree.models.config import DrafterConfig, read_drafter_config
-from toolkit.ddtree.models.layers import DecoderStack, Linear, Norm, Rows, scaled
+from toolkit.ddtree.models.layers import DecoderStack, Norm, Rows, scaled
+from toolkit.ddtree.models.linear import Linear
 from toolkit.ddtree.models.loading import check_pair, load_drafter_weights
 from toolkit.ddtree.models.qwen3 import Qwen3Target, new_cache
 

@@ -18,9 +18,7 @@ from torch import Tensor
 
 from toolkit.ddtree.cache import SlotCache
 from toolkit.ddtree.models.config import ModelConfig, RopeConfig
-
-_PAGE = 4096
-_SPARE = 16  # rows of a matrix that lie whole pages apart compete for the same cache sets
+from toolkit.ddtree.models.linear import Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,28 +58,6 @@ class Norm:
         """Normalise [..., size]; the result has the dtype of `x`."""
         normed = x * self.inverse(x)  # float32, whatever x is
         return normed if x.dtype == torch.float32 else normed.to(x.dtype)
-
-
-class Linear:
-    """x @ weight.T without bias, for a weight [out, in], which is kept transposed."""
-
-    def __init__(self, weight: Tensor) -> None:
-        outputs, inputs = weight.shape
-        spare = _SPARE if outputs * weight.element_size() % _PAGE == 0 else 0
-        self._weight = weight.new_zeros(inputs, outputs + spare)[:, :outputs].copy_(weight.t())
-
-    @property
-    def weight(self) -> Tensor:
-        """The weight, [out, in]."""
-        return self._weight.t()
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[n, in] -> [n, out]."""
-        return torch.mm(x, self._weight)
-
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Add a residual: residual + x @ weight.T, [n, out]."""
-        return torch.addmm(residual, x, self._weight)
 
 
 class Rope:
