@@ -79,7 +79,7 @@ class Transaction:
         with self._steps.step("preflight", "checking the release") as data:
             self._target().require_environment()
             unit = self._target().unit
-            self._host.manager(unit)
+            self._host.manager(unit).check(self._target().path)
             write_secrets(unit)
             status = self._host.process_status()
             data["base_should_run"] = not stopped_on_request(self._host.paths)
@@ -107,6 +107,8 @@ class Transaction:
         step = self._steps.step
         with step("stop_old", "stopping the old release") as data:
             forget_experiment(self._host.paths)
+            # What is not accepted yet must not be started by a reboot.
+            self._host.manager(self._serving_unit()).disable()
             self._stop(data)
         with step("switch", f"switching to {release.id}"):
             self._store.switch(release.id)
@@ -158,8 +160,10 @@ class Transaction:
                 ending.commit(self._host, self._request, self._target())
         except StepFailedError as failure:
             return self._undo(failure.reason, failure.hint)
-        ending.prune(self._host, self._request)
         runs = self._host.process_status().active
+        if runs:
+            self._enable(self._target())
+        ending.prune(self._host, self._request)
         return self._end(
             "committed", f"{release} {'serves' if runs else 'is current, and stopped as before'}"
         )
@@ -176,6 +180,7 @@ class Transaction:
             if not self._base_should_run():
                 message = f"{reason}; {base} is current again and stopped, as it was before"
                 return self._end("rolled_back", message, hint=hint)
+            self._enable(self._store.get(base))
             with self._steps.step("ready_old", f"waiting for a real token of {base}"):
                 self._wait_ready(self._store.get(base).unit, patient=True)
         except StepFailedError as failure:
@@ -236,14 +241,18 @@ class Transaction:
                 with self._steps.step("preflight", "checking the release"):
                     self._target().require_environment()
                     unit = self._target().unit
+                    self._host.manager(unit).check(self._target().path)
                     if kind == "restart":  # a start may find it serving, with the secrets it has
                         write_secrets(unit)
             if kind != "start":
                 with self._steps.step("stop_old", "stopping") as data:
+                    if kind == "stop":
+                        self._host.manager(self._serving_unit()).disable()
                     self._stop(data)
             if kind != "stop":
                 with failing():
                     self._ensure_serving(self._target())
+                    self._enable(self._target())
         except StepFailedError as failure:
             return self._end("failed", failure.reason, hint=failure.hint)
         return self._end("committed", _STOPPED_WORDS[kind])
@@ -273,6 +282,13 @@ class Transaction:
         if reason is not None:
             return self._end("failed", reason, hint=hint)
         return self._end("committed", f"{self._request.release} passed and serves")
+
+    def _enable(self, release: Release) -> None:
+        """Have it started at boot; where that fails it serves all the same, and `status` warns."""
+        try:
+            self._host.manager(release.unit).enable()
+        except ToolkitError as error:
+            self._steps.note("enable", error.message)
 
     def _ensure_serving(self, release: Release) -> None:
         status = self._status(release.unit)

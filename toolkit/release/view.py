@@ -261,13 +261,15 @@ def _warnings(
     if not _loopback(unit.host) and "api-key" not in unit.secrets:
         yield f"{unit.host}:{unit.port} is open to everyone who reaches it: no API key is set"
     if not survives_reboot:
-        yield "it does not start again after a reboot (service.manager: process)"
+        why = "service.manager: process" if unit.manager == "process" else "its unit is not enabled"
+        yield f"it does not start again after a reboot ({why})"
     if mute:
         yield "it runs but does not answer /health"
     if process.active and not process.supervised:
         yield process.message
     if process.active and process.release != release.id:
         yield f"release {process.release} serves, while {release.id} is current"
+    yield from process.differences
     for left in process.leftovers:
         yield f"process {left} outlived a stop and could not be killed"
 
