@@ -102,6 +102,29 @@ def test_nothing_deployed_is_said_with_the_next_step(ddtoolkit: Command) -> None
         assert "ddtoolkit deploy profile local-cpu" in shown.stderr
 
 
+def test_what_a_reading_command_was_asked_for_is_on_standard_output(ddtoolkit: Command) -> None:
+    for arguments, said in (
+        (["status"], "no service is deployed here\n"),
+        (["plan", "local-cpu"], "plan for local-cpu on this machine:\n  provision "),
+        (["profiles", "list"], "local-cpu"),
+        (["validate", "local-cpu"], "local-cpu: valid\n"),
+    ):
+        shown = ddtoolkit(*arguments)
+        assert said in shown.stdout, arguments
+        assert shown.stderr == "", arguments
+
+
+def test_data_is_alone_on_standard_output(ddtoolkit: Command) -> None:
+    for arguments in (["status"], ["plan", "local-cpu"], ["profiles", "list"], ["validate", "local-cpu"]):
+        json.loads(ddtoolkit(*arguments, "--json").stdout)
+
+
+def test_a_change_tells_its_plan_as_progress(ddtoolkit: Command) -> None:
+    shown = ddtoolkit("deploy", "profile", "local-cpu", "--set", "service.api_key={env: NO_SUCH_KEY}")
+    assert "plan for local-cpu on this machine:" in shown.stderr
+    assert shown.stdout == ""
+
+
 def test_json_changes_nothing_without_yes(ddtoolkit: Command, tmp_path: Path) -> None:
     shown = ddtoolkit("deploy", "profile", "local-cpu", "--json")
     assert shown.returncode == 2

@@ -198,7 +198,9 @@ def test_an_experiment_shows_and_returns_by_itself(site: Site) -> None:
 def test_logs_and_history_are_readable(site: Site) -> None:
     assert site.run("logs", "-n", "5").stdout.strip()
     shown = site.run("history")
-    assert "rolled back" in shown.stderr
+    assert "rolled back" in shown.stdout
+    assert shown.stderr == ""
+    assert "acceptance length" in site.run("status").stdout
 
 
 def test_a_first_deploy_that_fails_leaves_nothing_serving_and_says_so(site: Site) -> None:

@@ -19,7 +19,7 @@ from toolkit.cli.options import (
     Verbose,
     Yes,
 )
-from toolkit.cli.output import console, emit, say, table
+from toolkit.cli.output import answer, emit, say, table
 from toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def _show_history(found: dict[str, Any]) -> None:
             f"{entry['release'] or '-'}{mark}",
             "\n".join(describe(changes)) or "-",
         )
-    console().print(rows)
+    answer(rows)
 
 
 def _experiment_seconds(text: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,7 +22,7 @@ from toolkit.cli.options import (
     Verbose,
     Yes,
 )
-from toolkit.cli.output import emit, say
+from toolkit.cli.output import answer, emit, say
 from toolkit.errors import EXIT_DIFFERENT, ConfigError
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def deploy_profile(
         fleet.deploy(name, overlays or (), sets or (), where, manner, new_baseline=new_baseline)
         return
     prepared = _prepare(name, overlays, sets)
-    _show_plan(prepared)
+    _show_plan(prepared, say)
     if prepared.plan.empty:
         _finish(prepared, None, as_json=as_json)
         return
@@ -102,7 +103,7 @@ def plan(
             raise typer.Exit(EXIT_DIFFERENT)
         return
     prepared = _prepare(name, overlays, sets)
-    _show_plan(prepared)
+    _show_plan(prepared, say if as_json else answer)
     if as_json:
         emit(prepared.plan.to_json())
     if exit_code and not prepared.plan.empty:
@@ -119,21 +120,21 @@ def _prepare(name: str, overlays: Overlays, sets: Sets) -> Prepared:
     return prepare(resolved)
 
 
-def _show_plan(prepared: Prepared) -> None:
+def _show_plan(prepared: Prepared, tell: Callable[[str], None]) -> None:
     made = prepared.plan
     if made.empty:
-        say(f"{made.service}: nothing to do, the profile is deployed and the service runs")
+        tell(f"{made.service}: nothing to do, the profile is deployed and the service runs")
         return
-    say(f"plan for {made.service} on this machine:")
+    tell(f"plan for {made.service} on this machine:")
     for step in made.steps:
-        say(f"  {step.action:<12} {step.reasons[0]}")
+        tell(f"  {step.action:<12} {step.reasons[0]}")
         for reason in step.reasons[1:]:
-            say(f"  {'':<12} {reason}")
+            tell(f"  {'':<12} {reason}")
     if made.has("restart"):
         known = "unknown" if made.downtime is None else f"about {made.downtime:.0f} s"
-        say(f"  expected time without a server: {known}")
+        tell(f"  expected time without a server: {known}")
     for note in made.notes:
-        say(f"  note: {note}")
+        tell(f"  note: {note}")
 
 
 def _confirm_undone(prepared: Prepared, *, yes: bool) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from toolkit.cli.board import Board
-from toolkit.cli.output import emit, say
+from toolkit.cli.output import answer, emit, say
 from toolkit.errors import ConfigError, ToolkitError
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def deploy(
     wanted = desired(resolved)
     with Connections(hosts, python=resolved.profile.host.python) as connections:
         plans = plan_everywhere(wanted, connections, limit=where.parallel)
-        _show_plans(plans)
+        _show_plans(plans, say)
         if all(item.error is not None or item.value["plan"]["empty"] for item in plans):
             _end(plans, manner)
             return
@@ -107,7 +107,7 @@ def plan(name: str, overlays: Sequence[Path], sets: Sequence[str], where: Where,
     hosts = _carrying(where, resolved.profile.name)
     with Connections(hosts, python=resolved.profile.host.python) as connections:
         plans = plan_everywhere(desired(resolved), connections, limit=where.parallel)
-    _show_plans(plans)
+    _show_plans(plans, say if as_json else answer)
     if as_json:
         emit(to_json(plans))
     if code := worst(plans):
@@ -212,7 +212,7 @@ def show_each(
     else:
         for result in results:
             if result.value is not None:
-                say(f"{result.host}:")
+                answer(f"{result.host}:")
                 show(result.value)
     finish_looking(results)
 
@@ -302,18 +302,18 @@ def _need_yes(manner: Manner) -> None:
         raise ConfigError("--json changes nothing without --yes", hint="add --yes")
 
 
-def _show_plans(plans: Sequence[HostResult]) -> None:
+def _show_plans(plans: Sequence[HostResult], tell: Callable[[str], None]) -> None:
     for item in plans:
         if item.error is not None:
             continue
         made = item.value["plan"]
         if made["empty"]:
-            say(f"{item.host}: nothing to do, {made['service']} is deployed and runs")
+            tell(f"{item.host}: nothing to do, {made['service']} is deployed and runs")
             continue
-        say(f"plan for {made['service']} on {item.host}:")
+        tell(f"plan for {made['service']} on {item.host}:")
         for step in made["steps"]:
             for number, reason in enumerate(step["reasons"]):
-                say(f"  {'' if number else step['action']:<12} {reason}")
+                tell(f"  {'' if number else step['action']:<12} {reason}")
     _errors(plans)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from toolkit.cli.options import Json, Overlays, ProfileName, Sets
-from toolkit.cli.output import console, emit, say, table
+from toolkit.cli.output import answer, emit, say, table
 
 profiles_app = typer.Typer(
     help="List profiles, show one, print the schema.", no_args_is_help=True, rich_markup_mode=None
@@ -28,11 +28,12 @@ def validate(name: ProfileName, overlays: Overlays = None, sets: Sets = None, as
     resolved = load_profile(name, overlays=overlays or (), sets=sets or ())
     for warning in resolved.warnings:
         say(f"warning: {warning}")
-    say(f"{resolved.profile.name}: valid")
     if as_json:
         emit(
             {"ok": True, "name": resolved.profile.name, "warnings": [str(item) for item in resolved.warnings]}
         )
+    else:
+        answer(f"{resolved.profile.name}: valid")
 
 
 @profiles_app.command("list")
@@ -59,7 +60,7 @@ def list_(as_json: Json = False) -> None:
         rows.add_row(
             item.name, item.description if item.problem is None else f"broken: {item.problem}", str(item.path)
         )
-    console().print(rows)
+    answer(rows)
 
 
 @profiles_app.command()

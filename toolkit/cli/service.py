@@ -8,7 +8,7 @@ import typer
 
 from toolkit.cli import fleet
 from toolkit.cli.options import Batch, Inventories, Json, Limit, LockWait, ServiceName, Verbose, Yes
-from toolkit.cli.output import console, emit, say, table
+from toolkit.cli.output import answer, emit, say, table
 from toolkit.errors import EXIT_INTERRUPTED, ConfigError, StoppedWatchingError
 
 Verb = Literal["start", "stop", "restart"]
@@ -131,7 +131,7 @@ def status(
         emit(shown)
         return
     if not shown:
-        say("no service is deployed here")
+        answer("no service is deployed here")
     for item in shown:
         _show_status(item)
 
@@ -147,7 +147,7 @@ def _status_of_hosts(name: str | None, where: fleet.Where, *, as_json: bool) -> 
             for item in result.value or ():
                 _show_status({**item, "name": f"{result.host}: {item['name']}"})
             if result.value == []:
-                say(f"{result.host}: no service is deployed there")
+                answer(f"{result.host}: no service is deployed there")
     fleet.finish_looking(results)
 
 
@@ -158,8 +158,8 @@ def _show_status(item: dict[str, Any]) -> None:
     rows.show_header = False
     for label, value in describe_status(item):
         rows.add_row(label, value)
-    say(f"{item['name']}:")
-    console().print(rows)
+    answer(f"{item['name']}:")
+    answer(rows)
 
 
 @lock_app.command("show")
@@ -186,13 +186,13 @@ def _show_lock(found: dict[str, Any]) -> None:
     name, holder, transaction = found["service"], found["holder"], found["transaction"]
     if transaction is not None:
         step = f"{transaction['kind']} by {transaction['who']} at step {transaction['step']}"
-        say(f"{name}: a transaction runs on the host and ends by itself: {step}")
+        answer(f"{name}: a transaction runs on the host and ends by itself: {step}")
     if holder is None:
         if transaction is None:
-            say(f"{name}: not locked")
+            answer(f"{name}: not locked")
     else:
         held = f"held by {holder['who']} for {age(holder['since'])}: {holder['command']}"
-        say(f"{name}: {held} (token {holder['token']})")
+        answer(f"{name}: {held} (token {holder['token']})")
 
 
 @lock_app.command("release")
