@@ -156,12 +156,23 @@ def full_test(name: str | None, where: Where, manner: Manner) -> None:
 def look(name: str | None, operation: str, args: dict[str, Any], where: Where) -> list[HostResult]:
     """A reading command on all hosts at once; hosts that carry nothing are left out."""
     from toolkit.fleet.connections import Connections
+    from toolkit.fleet.many import at_once
+    from toolkit.remote.agent import NotReadyError
 
     hosts = _carrying(where, name) if name else [host for host in _hosts(where) if host.profiles]
     if not hosts:
         raise ConfigError("no host of the inventory lists any profile in ddtoolkit_profiles")
     with Connections(hosts) as connections:
-        return connections.everywhere(operation, {"service": name, **args}, limit=where.parallel)
+
+        def ask(host: str) -> Any:
+            try:
+                return connections.call(host, operation, {"service": name, **args})
+            except NotReadyError:
+                if name is None:
+                    return []  # nothing was ever deployed there
+                raise
+
+        return at_once([host.name for host in hosts], ask, limit=where.parallel)
 
 
 def stream(name: str | None, where: Where, *, lines: int, follow: bool) -> None:

@@ -127,8 +127,3 @@ def _check_supported(profile: Profile) -> None:
             f"engine.kind {profile.engine.kind!r} is not deployed by this version on this machine",
             hint="render its unit with: ddtoolkit render " + profile.name,
         )
-    if profile.service.manager != "process":
-        raise ConfigError(
-            f"service.manager {profile.service.manager!r} is not driven by this version",
-            hint="set service.manager: process, or render the unit with: ddtoolkit render " + profile.name,
-        )
