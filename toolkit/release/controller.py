@@ -17,13 +17,15 @@ from toolkit.release.host import HOST_FILE, ServiceHost, read_host
 from toolkit.release.journal import Event, create_journal, read_journal
 from toolkit.release.launches import write_launches
 from toolkit.release.lock import LockInfo
+from toolkit.release.recovery_unit import install_recovery
 from toolkit.release.request import RELEASING, REQUEST_FILE, Kind, Outcome, Request, read_request
 from toolkit.release.run import CRASH_FILE, concluded
+from toolkit.release.spawn import spawn, under_systemd
 from toolkit.release.store import prepare_layout
 from toolkit.release.timer import spawn_timer
 from toolkit.release.transaction import BASE_SETTINGS_FILE, SETTINGS_FILE
-from toolkit.service.detach import start_module
 from toolkit.service.files import json_bytes, write_new
+from toolkit.service.secrets import write_secrets
 
 _POLL = 0.1
 _GONE_AFTER = 2.0
@@ -113,7 +115,7 @@ def begin(layout: Layout, name: str, request: Request) -> Path:
     request = _with_base(host, request)
     folder = host.paths.transaction
     staging, former = folder.with_name("transaction.new"), folder.with_name("transaction.old")
-    if _unfinished(folder):
+    if unfinished(folder):
         raise ToolkitError(f"{name}: an interrupted transaction is to be recovered first")
     try:
         shutil.rmtree(former, ignore_errors=True)
@@ -156,6 +158,11 @@ def follow(folder: Path) -> Iterator[Event]:
             yield Event("interrupted", "failed", "the transaction's process died")
             return
         time.sleep(_POLL)
+
+
+def unfinished(folder: Path) -> bool:
+    """Whether a transaction was begun there and has no outcome."""
+    return (folder / REQUEST_FILE).is_file() and not concluded(folder)
 
 
 def _crash(folder: Path) -> str:
@@ -228,18 +235,13 @@ def _write_transaction(host: ServiceHost, request: Request, folder: Path) -> Non
 
 def _recover(host: ServiceHost, on_event: Callable[[Event], None] | None) -> Outcome | None:
     folder = host.paths.transaction
-    if not _unfinished(folder):
+    if not unfinished(folder):
         return None
     _spawn(folder, recover=True)
     for event in follow(folder):
         if on_event is not None:
             on_event(event)
     return result(folder)
-
-
-def _unfinished(folder: Path) -> bool:
-    """Whether a transaction was begun there and has no outcome."""
-    return (folder / REQUEST_FILE).is_file() and not concluded(folder)
 
 
 def _revive_timer(host: ServiceHost) -> None:
@@ -251,5 +253,20 @@ def _revive_timer(host: ServiceHost) -> None:
 
 def _spawn(folder: Path, *, recover: bool) -> None:
     options = ["--recover"] if recover else []
-    if why := start_module("toolkit.release.run", str(folder), *options):
+    request = read_request(folder)
+    releases = (request.release, request.base)
+    host = read_host(folder)
+    if not recover and under_systemd(host, *releases):
+        install_recovery()
+        _keep_secrets(host, request)
+    if why := spawn(host, "transaction", "toolkit.release.run", str(folder), *options, releases=releases):
         raise ToolkitError(f"{folder}: the transaction cannot be started: {why}")
+
+
+def _keep_secrets(host: ServiceHost, request: Request) -> None:
+    """Read the secrets while the caller's environment is at hand; a unit of its own does not inherit it."""
+    serving = request.kind == "start" and host.process_status().active
+    if request.release is None or request.kind == "stop" or serving:
+        return
+    with contextlib.suppress(ToolkitError):  # the transaction meets it too, and puts it on record
+        write_secrets(host.store.get(request.release).unit)

@@ -17,7 +17,8 @@ from toolkit.errors import LockedError, ToolkitError
 from toolkit.layout import Layout
 from toolkit.release.experiment import Experiment, read_experiment, set_timer
 from toolkit.release.host import ServiceHost
-from toolkit.service.detach import detach, start_module
+from toolkit.release.spawn import spawn
+from toolkit.service.detach import detach
 from toolkit.service.processes import identify
 
 _POLL = 1.0
@@ -31,7 +32,9 @@ def spawn_timer(host: ServiceHost) -> None:
         ToolkitError: it cannot be started.
     """
     root = [] if host.layout.root is None else ["--root", str(host.layout.root)]
-    if why := start_module("toolkit.release.timer", host.name, *root):
+    experiment = read_experiment(host.paths)
+    releases = (experiment.release, experiment.base) if experiment else ()
+    if why := spawn(host, "timer", "toolkit.release.timer", host.name, *root, releases=releases):
         raise ToolkitError(f"{host.name}: the experiment's timer cannot be started: {why}")
 
 
