@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 import shutil
+import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 
 from toolkit.errors import ToolkitError
@@ -33,6 +32,19 @@ _LIBRARIES = (
 _NEEDED = ("torch", "tokenizers", "safetensors", "fastapi", "uvicorn", "prometheus-client")
 _PACKAGE = Path(__file__).resolve().parents[1]
 MARKER = "environment.json"
+_QUERY_LIMIT = 60.0
+# -I keeps the caller's PYTHONPATH and folder out: only what the interpreter itself has counts.
+_QUERY = """
+import json, platform, sys
+from importlib import metadata
+versions = {"python": platform.python_version()}
+for name in sys.argv[1:]:
+    try:
+        versions[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        continue
+print(json.dumps(versions))
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,25 +78,45 @@ class Environment:
         return [*lines, "the toolkit's own code changed"] if source != self.source else lines
 
 
-def embedded_environment() -> Environment:
-    """The environment of the embedded engine under the running interpreter.
+def embedded_environment(python: str | None = None) -> Environment:
+    """The environment of the embedded engine under an interpreter.
+
+    Args:
+        python: the interpreter (`host.python`); None: the one that runs now.
 
     Raises:
-        ToolkitError: a library that the engine needs is not installed.
+        ToolkitError: it cannot be run, or lacks a library that the engine needs.
     """
-    versions = {"python": platform.python_version()}
-    for name in _LIBRARIES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
+    program = Path(sys.executable if python is None else python).expanduser()
+    versions = _versions(program)
     absent = [name for name in _NEEDED if name not in versions]
     if absent:
         raise ToolkitError(
-            f"the embedded engine needs {', '.join(absent)}, not installed in {sys.prefix}",
-            hint=f"{sys.executable} -m pip install 'ddtoolkit[engine]'",
+            f"the embedded engine needs {', '.join(absent)}, which {program} does not have",
+            hint=f"{program} -m pip install 'ddtoolkit[engine]'",
         )
-    return Environment(python=Path(sys.executable), versions=versions, source=package_digest())
+    return Environment(python=program, versions=versions, source=package_digest())
+
+
+def _versions(python: Path) -> dict[str, str]:
+    """Version of the interpreter and of each library that it has."""
+    command = [str(python), "-I", "-c", _QUERY, *_LIBRARIES]
+    hint = "host.python names the interpreter that has the engine's libraries"
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_QUERY_LIMIT,
+            check=False,
+        )
+        versions: dict[str, str] = json.loads(done.stdout)
+    except OSError as error:
+        raise ToolkitError(f"{python} cannot be run: {error.strerror}", hint=hint) from None
+    except (ValueError, subprocess.TimeoutExpired):
+        raise ToolkitError(f"{python} does not run as a Python interpreter", hint=hint) from None
+    return versions
 
 
 def materialise(environment: Environment, folder: Path) -> Path:
@@ -110,7 +142,7 @@ def materialise(environment: Environment, folder: Path) -> Path:
             "source": environment.source,
         }
         (staging / MARKER).write_text(json.dumps(content, indent=2), encoding="utf-8")
-        staging.chmod(0o755)
+        _open_to_all(staging)
         if target.exists():
             shutil.rmtree(target)
         staging.rename(target)
@@ -121,6 +153,12 @@ def materialise(environment: Environment, folder: Path) -> Path:
             f"cannot make the environment {target}: {reason}", hint=f"free space below {folder} and run again"
         ) from None
     return target
+
+
+def _open_to_all(folder: Path) -> None:
+    """Let every user read it, whatever the umask and the modes of what was copied."""
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def damage(folder: Path) -> str | None:
@@ -138,9 +176,14 @@ def damage(folder: Path) -> str | None:
 @cache
 def package_digest() -> str:
     """SHA-256 over the names and contents of this package's files, hexadecimal."""
+    return tree_digest(_PACKAGE)
+
+
+def tree_digest(folder: Path) -> str:
+    """SHA-256 over names and contents of the files below `folder`, hexadecimal; without compiled ones."""
     total = hashlib.sha256()
-    for path in sorted(_PACKAGE.rglob("*")):
+    for path in sorted(folder.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
-            total.update(str(path.relative_to(_PACKAGE)).encode() + b"\0")
+            total.update(str(path.relative_to(folder)).encode() + b"\0")
             total.update(hashlib.sha256(path.read_bytes()).digest())
     return total.hexdigest()

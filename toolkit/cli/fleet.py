@@ -193,7 +193,7 @@ def stream(name: str | None, where: Where, *, lines: int, follow: bool) -> None:
             )
 
         results = at_once([host.name for host in hosts], one, limit=len(hosts))
-    _errors(results)
+    show_errors(results)
     _exit(results)
 
 
@@ -230,7 +230,7 @@ def show_each(
 
 def finish_looking(results: Sequence[HostResult]) -> None:
     """Say what went wrong where, and exit with the worst of it."""
-    _errors(results)
+    show_errors(results)
     _exit(results)
 
 
@@ -325,7 +325,7 @@ def _show_plans(plans: Sequence[HostResult], tell: Callable[[str], None]) -> Non
         for step in made["steps"]:
             for number, reason in enumerate(step["reasons"]):
                 tell(f"  {'' if number else step['action']:<12} {reason}")
-    _errors(plans)
+    show_errors(plans)
 
 
 def _confirm_undone(plans: Sequence[HostResult], *, yes: bool) -> None:
@@ -359,7 +359,8 @@ def _show_changes(operation: str, service: str, previews: Sequence[HostResult]) 
             say(f"  {line}")
 
 
-def _errors(results: Sequence[HostResult]) -> None:
+def show_errors(results: Sequence[HostResult]) -> None:
+    """Say what went wrong, host by host."""
     for item in results:
         if item.error is not None:
             _error(item.host, item.error)

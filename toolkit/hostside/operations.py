@@ -16,6 +16,7 @@ from toolkit.deploy.judging import Judging
 from toolkit.deploy.locate import Deployed, current_release, deployed_services, find_service
 from toolkit.deploy.prepare import Prepared, prepare
 from toolkit.deploy.watch import observe
+from toolkit.drift.find import find
 from toolkit.errors import ToolkitError
 from toolkit.profile.loading import ResolvedProfile, differences, profile_from_data
 from toolkit.release import control, controller, history, lock, view
@@ -146,6 +147,12 @@ def logs(args: Args, send: Send) -> None:
         send({"line": line})
 
 
+def drift(args: Args, _: Send = _nobody) -> list[dict[str, Any]]:
+    """Where the host has drifted from its release, and the release from a profile."""
+    service = find_service(args["service"])
+    return [item.to_json() for item in find(service, args.get("profile"))]
+
+
 def reserve(args: Args, _: Send) -> dict[str, Any]:
     """Take a service's lock and keep it until the agent ends, so that many hosts are locked all or none."""
     _identify(args)
@@ -200,6 +207,7 @@ OPERATIONS: dict[str, Callable[[Args, Send], Any]] = {
     "status": status,
     "history": past,
     "logs": logs,
+    "drift": drift,
     "reserve": reserve,
     "follow": follow,
     "lock_show": lock_show,

@@ -1,0 +1,51 @@
+"""The server as it describes itself: what it decodes with, against the profile of its release."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+
+from toolkit.drift.finding import Drift
+from toolkit.profile.schema import Profile
+from toolkit.service.secrets import stored_secrets
+from toolkit.service.unit import Unit
+
+_PATIENCE = 3.0
+_KEYS = {
+    "speculative_algorithm": "algorithm",
+    "speculative_ddtree_budget": "budget",
+    "speculative_ddtree_topk_cap": "topk_cap",
+    "speculative_ddtree_expansion": "expansion",
+}
+
+
+def drifts(unit: Unit, profile: Profile) -> Iterator[Drift]:
+    """Values that the server runs with and the profile does not have.
+
+    Args:
+        unit: the unit of the current release.
+        profile: its profile.
+    """
+    restart = f"ddtoolkit restart {unit.name}"
+    key = stored_secrets(unit).get("api-key")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        answer = httpx.get(f"{unit.url}/server_info", headers=headers, timeout=_PATIENCE)
+        answer.raise_for_status()
+        info = answer.json()
+    except (httpx.HTTPError, ValueError) as error:
+        yield Drift("server", unit.url, f"does not tell its configuration: {error}", restart)
+        return
+    for name, own in _KEYS.items():
+        running, wanted = info.get(name), _wanted(profile, own)
+        if running is not None and wanted is not None and running != wanted:
+            yield Drift("server", f"speculative.{own}", f"{running} runs, {wanted} is deployed", restart)
+
+
+def _wanted(profile: Profile, key: str) -> Any:
+    if key != "algorithm" and profile.speculative.algorithm != "DDTREE":
+        return None
+    value = getattr(profile.speculative, key)
+    return None if value == "NONE" else value
