@@ -8,7 +8,7 @@ import typer
 
 from toolkit.cli import fleet
 from toolkit.cli.options import Inventories, Json, Limit, Overlays, ServiceName, Sets
-from toolkit.cli.output import emit, say, table
+from toolkit.cli.output import answer, emit, say, table
 from toolkit.errors import EXIT_DIFFERENT, ConfigError
 
 if TYPE_CHECKING:
@@ -87,13 +87,11 @@ def _profile(name: str, overlays: Overlays, sets: Sets) -> ResolvedProfile | Non
 
 
 def _show(title: str, found: list[dict[str, Any]]) -> None:
-    from toolkit.cli.output import console
-
     if not found:
-        typer.echo(f"{title}: as it was deployed")
+        answer(f"{title}: as it was deployed")
         return
-    typer.echo(f"{title}: {len(found)} {'drift' if len(found) == 1 else 'drifts'}")
+    answer(f"{title}: {len(found)} {'drift' if len(found) == 1 else 'drifts'}")
     rows = table("what", "where", "found", "next", whole=("what",))
     for item in found:
         rows.add_row(item["kind"], item["subject"], item["found"], item["fix"])
-    console().print(rows)
+    answer(rows)
