@@ -70,7 +70,6 @@ def test_sound_profiles_have_no_findings(tmp_path, text):
         (EMBEDDED, ["engine.version=0.5.17"], "engine.version", "engine.kind sglang only"),
         (EMBEDDED, ["engine.attention_backend=fa3"], "engine.attention_backend", "engine.kind sglang only"),
         (EMBEDDED, ["host.user=ddtree"], "host.user", "is for the systemd manager"),
-        (EMBEDDED, ["service.manager=systemd"], "host.user", "as a system user"),
         (EMBEDDED, ["service.bind=0.0.0.0"], "service.bind", "no api_key and no admin_api_key"),
         (EMBEDDED, ["service.bind=::", KEYS[0]], "service.bind", "there is no admin_api_key"),
         (EMBEDDED, ["service.bind=10.0.0.1", KEYS[1]], "service.bind", "there is no api_key"),
@@ -150,6 +149,7 @@ def test_sound_profiles_have_no_findings(tmp_path, text):
             "more than one candidate",
         ),
         (SGLANG, ["host.root=/srv"], "host.root", "owned by root"),
+        (SGLANG.replace("name: a", "name: recover"), [], "name", "the toolkit's own unit"),
         (SGLANG, ["host.user=root"], "host.user", "must not run as root"),
         (SGLANG, ["engine.extra_args=[--api-key, k]"], "engine.extra_args[0]", "set service.api_key"),
         (

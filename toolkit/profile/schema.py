@@ -69,6 +69,7 @@ def _size(default: int, least: int, most: int, description: str) -> Any:
     return Field(default, ge=least, le=most, description=description, json_schema_extra=_allowed(words))
 
 
+DEFAULT_USER = "ddtoolkit"
 Text = Annotated[str, AfterValidator(_one_line)]
 Name = Annotated[
     str,
@@ -126,7 +127,7 @@ class Host(_Section):
     user: str | None = Field(
         None,
         pattern=r"^[a-z_][a-z0-9_-]{0,31}$",
-        description="system user of the service (systemd manager)",
+        description="system user of the service (systemd manager); unset: ddtoolkit",
         json_schema_extra=_allowed("a system user's name such as ddtree"),
     )
     python: AbsolutePath | None = Field(
@@ -323,3 +324,8 @@ class Profile(_Section):
     speculative: Speculative = Field(Speculative(), description="speculative decoding")
     service: Service = Field(Service(), description="the long-running server")
     acceptance: Acceptance = Field(Acceptance(), description="what a release must show")
+
+    @property
+    def system_user(self) -> str | None:
+        """The user that systemd runs the service as; None under the process manager."""
+        return (self.host.user or DEFAULT_USER) if self.service.manager == "systemd" else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import stat
 import subprocess
@@ -16,24 +17,41 @@ from toolkit.profile.schema import Profile
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """Folders, packages and free space.
+    """Folders, packages, free space and, under systemd, a system user.
 
     Attributes:
         directories: path and mode of each folder, parents first.
         packages: Debian packages.
         min_free_bytes: free space below the first folder.
+        user: system user of the service; None where it runs as whoever deploys it.
+        home: that user's home folder.
+        owned: the one folder that belongs to that user; root owns all others.
     """
 
     directories: tuple[tuple[Path, int], ...]
     packages: tuple[str, ...]
     min_free_bytes: int
+    user: str | None = None
+    home: Path | None = None
+    owned: Path | None = None
+
+    def owner(self, path: Path) -> str | None:
+        """Who the folder has to belong to; None where that is left as it is."""
+        if self.user is None:
+            return None
+        return self.user if path == self.owned else "root"
 
     def settings(self) -> dict[str, Any]:
         """The variables of the `provision` playbook; JSON-safe."""
         return {
-            "directories": [{"path": str(path), "mode": f"{mode:04o}"} for path, mode in self.directories],
+            "directories": [
+                {"path": str(path), "mode": f"{mode:04o}", "owner": self.owner(path)}
+                for path, mode in self.directories
+            ],
             "packages": list(self.packages),
             "min_free_bytes": self.min_free_bytes,
+            "user": self.user,
+            "home": None if self.home is None else str(self.home),
         }
 
 
@@ -41,6 +59,7 @@ def requirements(profile: Profile, layout: Layout) -> Requirements:
     """What `profile` needs of a host whose folders lie as `layout` says."""
     paths = layout.service(profile.name)
     root = () if layout.root is None else ((layout.root, 0o700),)
+    user = profile.system_user
     return Requirements(
         directories=(
             *root,
@@ -53,16 +72,19 @@ def requirements(profile: Profile, layout: Layout) -> Requirements:
             (paths.state, 0o700),
             (layout.logs, 0o750),
             (layout.caches, 0o755),
-            (paths.cache, 0o700),
+            (paths.cache, 0o700 if user is None else 0o750),
         ),
         packages=profile.host.packages,
         min_free_bytes=profile.host.min_free_disk,
+        user=user,
+        home=None if user is None else layout.caches,
+        owned=None if user is None else paths.cache,
     )
 
 
 def missing(needed: Requirements) -> list[str]:
     """What this machine lacks, a line each; empty when it is ready."""
-    return [*_directory_faults(needed), *_package_faults(needed)]
+    return [*_user_faults(needed), *_directory_faults(needed), *_package_faults(needed)]
 
 
 def free_bytes(path: Path) -> int:
@@ -84,7 +106,26 @@ def _directory_faults(needed: Requirements) -> list[str]:
             faults.append(f"{path} is not a folder")
         elif (actual := stat.S_IMODE(status.st_mode)) != mode:
             faults.append(f"folder {path} has mode {actual:04o}, not {mode:04o}")
+        elif (owner := needed.owner(path)) not in (None, actual_owner := _name_of(status.st_uid)):
+            faults.append(f"folder {path} belongs to {actual_owner}, not to {owner}")
     return faults
+
+
+def _user_faults(needed: Requirements) -> list[str]:
+    if needed.user is None:
+        return []
+    try:
+        pwd.getpwnam(needed.user)
+    except KeyError:
+        return [f"system user {needed.user} is missing"]
+    return []
+
+
+def _name_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def _package_faults(needed: Requirements) -> list[str]:

@@ -51,7 +51,7 @@ def unit_for(
         host=service.bind,
         port=service.port,
         manager=service.manager,
-        user=profile.host.user if service.manager == "systemd" else None,
+        user=profile.system_user,
         secrets=secrets,
         secrets_file=None if secrets_file is None else str(secrets_file),
         cache=str(paths.cache),
@@ -154,9 +154,11 @@ def _environment(
 
 
 def _limits(profile: Profile) -> dict[str, int | None]:
+    # Only root may raise the limit on locked memory: without systemd a user keeps the one he has.
+    memlock: dict[str, int | None] = {"memlock": None}
     if profile.hardware.device == "cuda":
-        return {"memlock": None, "nofile": _NOFILE_GPU}
-    return {"nofile": _NOFILE}
+        return {**memlock, "nofile": _NOFILE_GPU}
+    return {**(memlock if profile.service.manager == "systemd" else {}), "nofile": _NOFILE}
 
 
 def _secrets(profile: Profile) -> dict[str, SecretSource]:

@@ -12,6 +12,7 @@ from toolkit.profile.schema import Profile
 from toolkit.profile.units import format_duration
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_RESERVED = "recover"  # its unit would be ddtoolkit-recover.service
 
 
 def service_rules(profile: Profile) -> Iterator[Finding]:
@@ -53,11 +54,9 @@ def _manager(profile: Profile) -> Iterator[Finding]:
                 hint="take it out",
             )
         return
-    if host.user is None:
-        yield error(
-            "systemd runs the service as a system user", "host.user", "service.manager", hint="name one"
-        )
-    elif host.user == "root":
+    if profile.name == _RESERVED:
+        yield error("is the name of the toolkit's own unit", "name", "service.manager", hint="choose another")
+    if host.user == "root":
         yield error("the service must not run as root", "host.user", hint="a system user such as ddtree")
     if host.root is not None:
         yield error(
