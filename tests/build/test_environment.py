@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,42 @@ def test_the_same_environment_is_made_once(tmp_path: Path) -> None:
     assert materialise(environment, tmp_path) == home
     assert (home / "environment.json").stat().st_ino == inode
     assert [path.name for path in tmp_path.iterdir()] == [environment.digest]
+
+
+def test_every_user_can_read_it_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        home = materialise(embedded_environment(), tmp_path)
+    finally:
+        os.umask(before)
+    closed = [path for path in (home, *home.rglob("*")) if not path.stat().st_mode & stat.S_IROTH]
+    assert closed == []
+
+
+def test_versions_are_those_of_the_interpreter_that_is_named(tmp_path: Path) -> None:
+    named = tmp_path / "python"
+    named.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    named.chmod(0o755)
+    found = embedded_environment(str(named))
+    assert (found.python, found.versions) == (named, embedded_environment().versions)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "No such file"),
+        ("#!/bin/sh\nexit 3\n", "does not run as a Python interpreter"),
+        ("#!/bin/sh\necho '{}'\n", "needs torch, tokenizers"),
+    ],
+)
+def test_an_interpreter_that_cannot_serve_is_named(tmp_path: Path, text: str | None, said: str) -> None:
+    named = tmp_path / "python"
+    if text is not None:
+        named.write_text(text)
+        named.chmod(0o755)
+    with pytest.raises(ToolkitError, match=said) as caught:
+        embedded_environment(str(named))
+    assert str(named) in caught.value.message
 
 
 @pytest.mark.parametrize("marker", [None, "", '{"python": ', "[]"])

@@ -238,7 +238,8 @@ def _release(
 ) -> Outcome:
     host = session.host
     watcher.step("build", "environment, checkpoint hashes, kernel tuning")
-    manifest = build(change.profile, embedded_environment(), host.layout, on_progress=watcher.line)
+    environment = embedded_environment(change.profile.host.python)
+    manifest = build(change.profile, environment, host.layout, on_progress=watcher.line)
     release_id = host.store.new_id(content_digest(change.data, manifest))
     unit = release_unit(change.profile, manifest, host.store.path(release_id), host.layout)
     watcher.step("release", f"staging {release_id}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from toolkit.release import history
 from toolkit.release.host import ServiceHost
 from toolkit.release.store import Release
 from toolkit.service import ports
+
+_SYSTEMD_RUNS = Path("/run/systemd/system")  # sd_booted(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ def prepare(resolved: ResolvedProfile, *, sources: dict[str, bytes] | None = Non
     service = Deployed(profile.name, layout_of(profile))
     host = ServiceHost(service.layout, service.name)
     needed = requirements(profile, service.layout)
-    environment = embedded_environment()
+    environment = embedded_environment(profile.host.python)
     current = host.store.current()
     desired = Desired(resolved.data, environment, checkpoint_marks(profile))
     observed = _observe(profile, host, needed, current)
@@ -126,4 +129,16 @@ def _check_supported(profile: Profile) -> None:
         raise ConfigError(
             f"engine.kind {profile.engine.kind!r} is not deployed by this version on this machine",
             hint="render its unit with: ddtoolkit render " + profile.name,
+        )
+    if profile.service.manager != "systemd":
+        return
+    if not _SYSTEMD_RUNS.is_dir():
+        raise ConfigError(
+            "service.manager 'systemd': this machine is not run by systemd",
+            hint="set service.manager: process",
+        )
+    if os.geteuid() != 0:
+        raise ConfigError(
+            "service.manager 'systemd' takes root: units, releases and state belong to root",
+            hint=f"sudo ddtoolkit deploy profile {profile.name}",
         )
