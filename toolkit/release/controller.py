@@ -73,6 +73,9 @@ def hold(
         ToolkitError: the service's folders cannot be created, or a recovery cannot be started.
     """
     host = ServiceHost(layout, name)
+    if (reserved := _reserved.get(host.paths.lock)) is not None:
+        yield reserved
+        return
     prepare_layout(layout.root, host.paths)
     try:
         with host.lock.hold(command, wait=wait) as held:
