@@ -281,3 +281,9 @@ def test_what_systemd_says_about_the_unit_is_told(old, new, said):
     text = render_unit(UNIT, 252)
     assert old in text
     assert said in "\n".join(verify_unit(text.replace(old, new, 1), "stub"))
+
+
+def test_engine_behind_a_link_into_a_home_folder_stays_readable(tmp_path):
+    link = tmp_path / "python"
+    link.symlink_to("/home/u/.pyenv/bin/python")
+    assert lines(render_unit(replace(UNIT, argv=(str(link),)), 252), "ProtectHome") == ["read-only"]

@@ -9,6 +9,7 @@ cannot do without is refused on a systemd that lacks it.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import tempfile
@@ -164,7 +165,9 @@ def _cache(unit: Unit) -> list[str]:
 def _protect_home(unit: Unit) -> str:
     """`yes` hides home folders; an engine or a checkpoint that lies in one must stay readable."""
     homes = ("/home/", "/root/", "/run/user/")
-    used = any(word.startswith(homes) for word in (*unit.argv, *unit.environment.values()))
+    words = (*unit.argv, *unit.environment.values())
+    # A virtual environment's interpreter is a link, and often one into the home of who made it.
+    used = any(os.path.realpath(word).startswith(homes) for word in words if word.startswith("/"))
     return "read-only" if used else "yes"
 
 
