@@ -14,6 +14,7 @@ from toolkit.release.store import Release
 from toolkit.service.manager import ProcessStatus
 from toolkit.service.unit import Unit
 
+_CONTAINER = Path("/run/systemd/container")  # systemd's own mark of being inside one
 _LIMITS = {"memlock": "Max locked memory", "nofile": "Max open files"}
 
 
@@ -77,7 +78,9 @@ def _user(status: str) -> str:
 
 
 def _limits(text: str, unit: Unit) -> Iterator[str]:
-    """Soft limits below what the unit asks for; a container may not grant a number, but always `infinity`."""
+    """Soft limits below the `infinity` that the unit asks for; a container may not be able to grant it."""
+    if _CONTAINER.exists():
+        return
     for key, label in _LIMITS.items():
         if key not in unit.limits or unit.limits[key] is not None:
             continue
