@@ -260,7 +260,7 @@ def _warnings(
 ) -> Iterator[str]:
     if not _loopback(unit.host) and "api-key" not in unit.secrets:
         yield f"{unit.host}:{unit.port} is open to everyone who reaches it: no API key is set"
-    if not survives_reboot:
+    if not survives_reboot and (process.active or unit.manager == "process"):
         why = "service.manager: process" if unit.manager == "process" else "its unit is not enabled"
         yield f"it does not start again after a reboot ({why})"
     if mute:

@@ -24,7 +24,8 @@ def tail(unit: str, lines: int, *, since: float | None = None) -> list[str]:
         lines: how many.
         since: only lines from this time on, seconds since the epoch.
     """
-    arguments = _arguments(unit, lines)
+    # Newest first: with a beginning in time it would take the first lines, not the last.
+    arguments = [*_arguments(unit, lines), "--reverse"]
     if since is not None:
         arguments.append(f"--since=@{since:.6f}")
     try:
@@ -32,7 +33,7 @@ def tail(unit: str, lines: int, *, since: float | None = None) -> list[str]:
         done = command("journalctl", *arguments, limit=_LIMIT)
     except ToolkitError as error:
         return [error.message]
-    return done.stdout.splitlines()
+    return done.stdout.splitlines()[::-1]
 
 
 def follow(unit: str, lines: int, *, ended: Callable[[], bool]) -> Iterator[str]:

@@ -144,7 +144,8 @@ def _service_section(unit: Unit, version: int) -> list[str]:
     ]
     lines.append("TasksMax=infinity")
     # What a server says last matters most, and journald would drop it behind a flood.
-    lines.append("LogRateLimitIntervalSec=0")
+    # Zero would mean journald's own limit.
+    lines += ["LogRateLimitIntervalSec=1s", "LogRateLimitBurst=100000000"]
     lines += _cache(unit)
     lines += [line for line, since in _HARDENING if version >= since]
     lines.append(f"ProtectHome={_protect_home(unit)}")
