@@ -31,18 +31,3 @@ def test_masks_and_walks(limits, seed):
     ours, theirs = _walk_on_host(trees, choices), _walk_on_device(trees, choices)
     for field in fields(Walk):
         assert torch.equal(getattr(ours, field.name), getattr(theirs, field.name)), field.name
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(1, 6), st.integers(0, 2**31), st.sampled_from([1.0, 100.0]), st.booleans())
-def test_candidates(k, seed, step, with_infinity):
-    generator = torch.Generator().manual_seed(seed)
-    logits = (torch.randn(2, 3, 40, generator=generator) * step).round() / step  # many are equal
-    if with_infinity:
-        logits[0, 0, k - 1 :] = -torch.inf
-    expected_scores, expected = topk_logprobs(logits.double().float().to(torch.float16), k)
-    same = logits.half().float()
-    scores, tokens = topk_logprobs(same, k)
-    assert torch.equal(tokens, expected)
-    assert torch.allclose(scores, expected_scores, atol=1e-5, equal_nan=True)
-    assert (tree._few_of_many(same, k) is None) == with_infinity

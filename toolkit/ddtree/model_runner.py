@@ -13,7 +13,7 @@ from toolkit.ddtree.models.config import read_target_config
 from toolkit.ddtree.models.dflash import DFlashDrafter
 from toolkit.ddtree.models.layers import Rows, attention_mask
 from toolkit.ddtree.models.qwen3 import Qwen3Target
-from toolkit.ddtree.tree import BatchLimits, DraftTrees, build_trees, topk_logprobs
+from toolkit.ddtree.tree import BatchLimits, DraftTrees, grow_trees, topk_logprobs
 from toolkit.ddtree.types import Algorithm, EngineConfig, TreeLimits
 from toolkit.ddtree.validation import check_config
 
@@ -154,11 +154,11 @@ class ModelRunner:
         """
         cap = min(max(limit.topk_cap for limit in limits), draft_logits.shape[-1])
         budget = max(limit.budget for limit in limits)
-        batch = BatchLimits.of(limits, self.device)
         if self._kernels is None:
             logprobs, candidates = topk_logprobs(draft_logits, cap)
-            return build_trees(logprobs, candidates, roots, batch, budget), candidates
+            return grow_trees(logprobs, candidates, roots, limits, budget), candidates
         logprobs, candidates = self._kernels.topk_logprobs(draft_logits, cap)
+        batch = BatchLimits.of(limits, self.device)
         trees, _ = self._kernels.build_trees(logprobs, candidates, roots, batch, budget)
         return trees, candidates
 

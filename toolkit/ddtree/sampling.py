@@ -184,5 +184,8 @@ def only_numbers(logits: Tensor, choices: Tensor) -> Tensor:
     Returns:
         int64 [R, Q].
     """
-    finite = logits.gather(2, choices.unsqueeze(2)).isfinite().flatten(1).all(1, keepdim=True)
-    return choices if bool(finite.all()) else torch.where(finite, choices, -1)
+    chosen = logits.gather(2, choices.unsqueeze(2))
+    if math.isfinite(chosen.sum().item()):
+        return choices
+    finite = chosen.isfinite().flatten(1).all(1, keepdim=True)
+    return torch.where(finite, choices, -1)

@@ -23,7 +23,6 @@ EXPANSION_CODES: dict[Expansion, int] = {
     Expansion.CHAIN_SEEDED: 2,
 }
 _EXPANSIONS = {code: expansion for expansion, code in EXPANSION_CODES.items()}
-_FEW = 16  # candidates up to which repeated argmaxes beat torch.topk on a CPU
 _ORDERED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -103,38 +102,22 @@ def topk_logprobs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         raise ValueError(f"top-k {k} is outside 1..{vocabulary}, the vocabulary")
     if logits.dtype not in _ORDERED_DTYPES:
         raise ValueError(f"logits are {logits.dtype}; give float32, bfloat16 or float16")
-    if logits.device.type == "cpu" and logits.dtype == torch.float32 and k <= _FEW:
-        found = _few_of_many(logits, k)
-        if found is not None:
-            return found
     wide = logits.float()
-    values, tokens = torch.topk(wide, k, dim=-1)
-    if bool(((wide < values[..., -1:]).sum(-1) == vocabulary - k).all()):
+    values, tokens = torch.topk(wide, min(k + 1, vocabulary), dim=-1)
+    tokens = tokens[..., :k]
+    if not bool((values[..., 1:] < values[..., :-1]).all()):  # else no two of the best are equal, nor NaN
+        tokens = _best_in_order(wide, values[..., k - 1 : k], tokens)
+    return torch.log_softmax(wide, dim=-1).gather(-1, tokens).clamp_(max=0.0), tokens
+
+
+def _best_in_order(logits: Tensor, least: Tensor, tokens: Tensor) -> Tensor:
+    """The k best tokens of each row where some are equal or NaN, given k of the best and the k-th value."""
+    vocabulary, k = logits.shape[-1], tokens.shape[-1]
+    if bool(((logits < least).sum(-1) == vocabulary - k).all()):
         tokens = tokens.sort(dim=-1).values
-        tokens = tokens.gather(-1, wide.gather(-1, tokens).argsort(dim=-1, descending=True, stable=True))
-    else:
-        keys = _order_key(wide) - torch.arange(vocabulary, device=logits.device)
-        tokens = torch.topk(keys, k, dim=-1).indices
-    logprobs = wide.gather(-1, tokens) - torch.logsumexp(wide, dim=-1, keepdim=True)
-    return logprobs.clamp(max=0.0), tokens
-
-
-def _few_of_many(logits: Tensor, k: int) -> tuple[Tensor, Tensor] | None:
-    """`topk_logprobs` of float32 logits on a CPU, by k argmaxes; None where one of the best is not finite."""
-    left = logits.reshape(-1, logits.shape[-1]).numpy().copy()
-    flat = left.reshape(-1)
-    starts = np.arange(0, len(flat), left.shape[1])
-    tokens = np.empty((len(left), k), dtype=np.int64)
-    values = np.empty((len(left), k), dtype=np.float32)
-    for rank in range(k):
-        best = left.argmax(1)
-        tokens[:, rank] = best
-        values[:, rank] = flat[starts + best]
-        flat[starts + best] = -inf
-    if not np.isfinite(values).all():
-        return None
-    found = torch.from_numpy(tokens).view(*logits.shape[:-1], k)
-    return torch.log_softmax(logits, dim=-1).gather(-1, found), found
+        return tokens.gather(-1, logits.gather(-1, tokens).argsort(dim=-1, descending=True, stable=True))
+    keys = _order_key(logits) - torch.arange(vocabulary, device=logits.device)
+    return torch.topk(keys, k, dim=-1).indices
 
 
 def build_trees(
@@ -155,24 +138,30 @@ def build_trees(
     Raises:
         ValueError: a budget is above `max_budget`, or a limit is out of range (see `policies.expand`).
     """
-    candidates = tokens.tolist()
-    rows = limits.rows()
-    columns: list[list[list[float]]] = [[], [], [], [], []]
+    return grow_trees(logprobs, tokens, root_tokens, limits.rows(), max_budget)
+
+
+def grow_trees(
+    logprobs: Tensor, tokens: Tensor, root_tokens: Tensor, limits: Sequence[TreeLimits], max_budget: int
+) -> DraftTrees:
+    """`build_trees` with the limits of each request as one value."""
+    rows: list[tuple[list[int], ...]] = []
+    scores, counts = [], []
     for logprob, candidate, root, limit in zip(
-        logprobs.tolist(), candidates, root_tokens.tolist(), rows, strict=True
+        logprobs.tolist(), tokens.tolist(), root_tokens.tolist(), limits, strict=True
     ):
         if limit.budget > max_budget:
             raise ValueError(f"tree budget {limit.budget} is above the batch's {max_budget}")
-        for column, values in zip(
-            columns, _tree_row(expand(logprob, limit), candidate, root, max_budget), strict=True
-        ):
-            column.append(values)
-    drafted, parents, depths, ranks = torch.tensor(columns[:4], dtype=torch.int64, device=tokens.device)
-    scores = torch.tensor(columns[4], dtype=torch.float32, device=tokens.device)
-    valid = scores > -inf
-    return DraftTrees(
-        drafted, parents, depths, ranks, scores, valid, counts=valid.sum(1) - 1, max_depth=tokens.shape[1]
-    )
+        nodes = expand(logprob, limit)
+        padding = max_budget - len(nodes)
+        rows.append(_tree_row(nodes, candidate, root, padding))
+        scores.append([0.0, *(node.score for node in nodes), *[-inf] * padding])
+        counts.append(len(nodes))
+    columns = np.array(rows, dtype=np.int64).swapaxes(0, 1).copy()
+    drafted, parents, depths, ranks = torch.from_numpy(columns).to(tokens.device)
+    score = torch.from_numpy(np.array(scores, dtype=np.float32)).to(tokens.device)
+    count = torch.tensor(counts, device=tokens.device)
+    return DraftTrees(drafted, parents, depths, ranks, score, score > -inf, count, max_depth=tokens.shape[1])
 
 
 def ancestor_mask(trees: DraftTrees) -> Tensor:
@@ -216,16 +205,15 @@ def positions(trees: DraftTrees, seq_lens: Tensor) -> Tensor:
 
 
 def _tree_row(
-    nodes: list[Node], candidates: list[list[int]], root: int, max_budget: int
-) -> tuple[list[float], ...]:
-    """Token, parent, depth, rank and score of root, nodes and padding of one tree."""
-    padding = max_budget - len(nodes)
+    nodes: list[Node], candidates: list[list[int]], root: int, padding: int
+) -> tuple[list[int], ...]:
+    """Token, parent, depth and rank of root, nodes and padding of one tree."""
+    first = len(nodes) + 1
     return (
         [root, *(candidates[node.depth - 1][node.rank] for node in nodes), *[root] * padding],
-        [0, *(node.parent for node in nodes), *range(len(nodes) + 1, max_budget + 1)],
+        [0, *(node.parent for node in nodes), *range(first, first + padding)],
         [0, *(node.depth for node in nodes), *[0] * padding],
         [-1, *(node.rank for node in nodes), *[-1] * padding],
-        [0.0, *(node.score for node in nodes), *[-inf] * padding],
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -74,7 +75,7 @@ def _walk_on_host(trees: DraftTrees, target_tokens: Tensor) -> Walk:
         accepted.append(len(path) - 1)
         bonus.append(choices[path[-1]])
         paths.append(path + [-1] * (trees.max_depth + 1 - len(path)))
-    return Walk(torch.tensor(paths), torch.tensor(accepted), torch.tensor(bonus))
+    return Walk(*(torch.from_numpy(np.array(column)) for column in (paths, accepted, bonus)))
 
 
 def _walk_on_device(trees: DraftTrees, target_tokens: Tensor) -> Walk:
