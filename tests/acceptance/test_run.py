@@ -89,7 +89,7 @@ def test_progress_is_one_json_object_a_line(done):
 def test_the_table_is_plain_off_a_terminal(done):
     _, process = done
     assert "\x1b" not in process.stderr
-    assert "tree against chain" in process.stderr
+    assert "tree_against_chain" in process.stderr
     assert "acceptance length, chain: 2.000" in process.stderr
     assert "accepted in" in process.stderr
 

@@ -41,6 +41,7 @@ def test_a_first_deploy_does_everything_in_order() -> None:
     made = plan(Observed(missing=["folder /x is missing"]))
     assert actions(made) == ["provision", "build", "release", "start", "acceptance"]
     assert made.steps[0].reasons == ("folder /x is missing",)
+    assert made.steps[3].reasons == ("first release, nothing serves yet",)
 
 
 def test_a_stopped_service_is_only_started() -> None:

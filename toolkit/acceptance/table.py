@@ -1,12 +1,13 @@
-"""The report as a table on a terminal, or as plain text elsewhere."""
+"""The report as a table that fits the terminal, or as whole lines elsewhere."""
 
 from __future__ import annotations
 
 import sys
+import textwrap
+from collections.abc import Iterator
 from typing import Any, TextIO
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from toolkit.acceptance.report import Report
@@ -15,32 +16,47 @@ from toolkit.acceptance.result import CheckResult
 _STYLES = {"passed": "green", "failed": "bold red", "inconclusive": "yellow", "not_judged": "yellow"}
 
 
-def print_report(report: Report, file: TextIO | None = None) -> None:
-    """Print the checks, the figures and the verdict (standard error unless a file is given)."""
-    console = Console(file=file or sys.stderr, highlight=False, soft_wrap=False)
-    if not console.is_terminal:
-        console = Console(file=file or sys.stderr, highlight=False, width=160, color_system=None)
+def print_report(report: Report, file: TextIO | None = None, *, reasons: bool = True) -> None:
+    """Print the checks, the figures and the verdict.
+
+    Args:
+        report: the report.
+        file: where to; None: standard error.
+        reasons: also print why it was refused; to be left out where that is said anyway.
+    """
+    console = Console(file=file or sys.stderr, highlight=False)
     server = report.server
     name = f"{server.get('kind')} {server.get('version')}, {server.get('model')}"
-    console.print(Text(f"Acceptance of {server.get('url')} ({name})"))
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("check", "result", "found", "s"):
-        table.add_column(column, justify="right" if column == "s" else "left", overflow="fold")
+    lines = [
+        Text(f"Acceptance of {server.get('url')} ({name})"),
+        *_table(report, console.width if console.is_terminal else None),
+        *map(Text, _figures(report)),
+        Text(f"{report.verdict} in {report.seconds:.1f} s", style="green" if report.accepted else "bold red"),
+        *(Text(f"  {reason}") for reason in report.reasons if reasons),
+    ]
+    for line in lines:
+        console.print(line, soft_wrap=True)
+
+
+def _table(report: Report, width: int | None) -> Iterator[Text]:
+    """A line a check; with a width, what passed is cut to it and anything else goes on below."""
+    column = max((len(check.name) for check in report.checks), default=5)
+    yield Text(f"{'check':<{column}}  {'result':<12} {'s':>5}  found", style="bold")
     for check in report.checks:
-        table.add_row(
-            Text(check.name.replace("_", " ")),
-            Text(check.status.replace("_", " "), style=_STYLES.get(check.status, "dim")),
-            Text(_found(check)),
-            f"{check.seconds:.1f}",
+        line = Text.assemble(
+            f"{check.name:<{column}}  ",
+            (f"{check.status.replace('_', ' '):<12}", _STYLES.get(check.status, "dim")),
+            f" {check.seconds:5.1f}  ",
         )
-    console.print(table)
-    for line in _figures(report):
-        console.print(Text(line))
-    console.print(
-        Text(f"{report.verdict} in {report.seconds:.1f} s", style="green" if report.accepted else "bold red")
-    )
-    for reason in report.reasons:
-        console.print(Text(f"  {reason}"))
+        found = _found(check)
+        if width is None or check.status == "passed":
+            line.append(found)
+            if width is not None:
+                line.truncate(width, overflow="ellipsis")
+            yield line
+        else:
+            yield line
+            yield from (Text(f"    {part}") for part in textwrap.wrap(found, max(width - 4, 20)))
 
 
 def _found(check: CheckResult) -> str:
@@ -78,8 +94,6 @@ def _figures(report: Report) -> list[str]:
     if report.tokens_per_second is not None:
         latency = ", ".join(f"{name} {value * 1000:.0f} ms" for name, value in report.latency.items())
         load = report.load
-        lines.append(
-            f"{report.tokens_per_second:.0f} tokens/s at {load.get('concurrency')} at once; latency of "
-            f"{load.get('tokens')} tokens: {latency}"
-        )
+        lines.append(f"{report.tokens_per_second:.0f} tokens/s at {load.get('concurrency')} at once")
+        lines.append(f"latency of {load.get('tokens')} tokens: {latency}")
     return lines

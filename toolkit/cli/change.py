@@ -19,7 +19,7 @@ from toolkit.cli.options import (
     Verbose,
     Yes,
 )
-from toolkit.cli.output import answer, emit, say, table
+from toolkit.cli.output import answer, emit, say
 from toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -153,21 +153,16 @@ def _show_history(found: dict[str, Any]) -> None:
     from toolkit.deploy.flow import describe
     from toolkit.profile.changes import Change
 
-    rows = table("when", "who", "what", "outcome", "release", "changes", whole=("when", "release"))
     entries, current = found["entries"], found["current"]
     newest = [entry for entry in entries if current and entry["release"] == current][-1:]
     for entry in entries:
         mark = " (current)" if entry in newest else ""
-        changes = [Change(**change) for change in entry["changes"]]
-        rows.add_row(
-            entry["when"].replace("+00:00", "Z"),
-            entry["who"],
-            entry["kind"],
-            entry["outcome"].replace("_", " "),
-            f"{entry['release'] or '-'}{mark}",
-            "\n".join(describe(changes)) or "-",
-        )
-    answer(rows)
+        when = entry["when"][:16].replace("T", " ")  # to the minute, which leaves room for whole ids
+        outcome = entry["outcome"].replace("_", " ")
+        answer(f"{when}Z  {entry['release'] or '-':<25}  {entry['kind']:<10}  {outcome}{mark}")
+        answer(f"    by {entry['who']}")
+        for line in describe([Change(**change) for change in entry["changes"]]):
+            answer(f"    {line}")
 
 
 def _experiment_seconds(text: str) -> float:

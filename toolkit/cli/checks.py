@@ -60,7 +60,7 @@ def run_test(
     def tell(event: dict[str, object]) -> None:
         if event.get("event") == "result":
             detail = f" - {event.get('detail')}" if event.get("detail") and verbose else ""
-            say(f"  {event.get('name')}: {event.get('status')}{detail}")
+            say(f"  {event.get('name')}: {str(event.get('status')).replace('_', ' ')}{detail}")
 
     report = run_acceptance(settings, tell, keys=keys)
     print_report(report)

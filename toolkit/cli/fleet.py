@@ -390,11 +390,12 @@ def _end(results: Sequence[HostResult], manner: Manner) -> None:
 
 
 def _outcome(host: str, value: dict[str, Any]) -> None:
+    from toolkit.cli.progress import downtime_words
+
     outcome = value["outcome"]
     for line in outcome["log"]:
         say(f"  {host} | {line}")
-    downtime = outcome["seconds"].get("downtime")
-    tail = f" (without a server for {downtime:.1f} s)" if downtime is not None else ""
+    tail = downtime_words(outcome)
     say(f"{host}: {outcome['kind']}: {outcome['status'].replace('_', ' ')}: {outcome['message']}{tail}")
     lengths = (value.get("report") or {}).get("acceptance_length") or {}
     if tree := lengths.get("tree"):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from toolkit.cli.output import say
 
@@ -54,7 +55,7 @@ class Lines:
         value = event.data.get("value", event.data)
         if not isinstance(value, dict) or value.get("event") != "result":
             return
-        status, name = value.get("status", ""), value.get("name", "")
+        status, name = str(value.get("status", "")).replace("_", " "), value.get("name", "")
         detail = value.get("detail") or ""
         if self._verbose or status != "passed":
             say(f"{'':9}{'':16} {name}: {status}{' - ' if detail else ''}{detail}")
@@ -69,7 +70,15 @@ def show_report(outcome: Outcome) -> None:
     from toolkit.acceptance import load_report
     from toolkit.acceptance.table import print_report
 
-    print_report(load_report(Path(outcome.report)))
+    # The outcome says why it was refused.
+    print_report(load_report(Path(outcome.report)), reasons=False)
+
+
+def downtime_words(outcome: Mapping[str, Any]) -> str:
+    """How long nothing served, behind an outcome's message; "" where nothing had served before."""
+    downtime = outcome["seconds"].get("downtime")
+    first = outcome["kind"] == "deploy" and outcome["base"] is None
+    return "" if downtime is None or first else f" (without a server for {downtime:.1f} s)"
 
 
 def finish(outcome: Outcome) -> None:
@@ -82,8 +91,7 @@ def finish(outcome: Outcome) -> None:
         say("last lines of the server's output:")
         for line in outcome.log:
             say(f"  | {line}")
-    downtime = outcome.seconds.get("downtime")
-    tail = f" (without a server for {downtime:.1f} s)" if downtime is not None else ""
+    tail = downtime_words(outcome.to_json())
     say(f"{outcome.kind}: {outcome.status.replace('_', ' ')}: {outcome.message}{tail}")
     if outcome.hint:
         say(f"  next: {outcome.hint}")

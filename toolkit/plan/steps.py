@@ -126,8 +126,7 @@ def make_plan(service: str, desired: Desired, observed: Observed) -> Plan:
     if release:
         steps.append(Step("release", release))
         action: Action = "restart" if running else "start"
-        reason = "the new release replaces the one that runs" if running else "the service does not run"
-        steps.append(Step(action, (reason,)))
+        steps.append(Step(action, (_start_reason(observed, running=running),)))
         steps.append(Step("acceptance", (f"level {desired.profile['acceptance']['level']}",)))
         downtime = observed.load_seconds if running else 0.0
     elif not running:
@@ -139,6 +138,14 @@ def make_plan(service: str, desired: Desired, observed: Observed) -> Plan:
         undone_swaps=_undone(observed.release, changes),
         downtime=downtime,
     )
+
+
+def _start_reason(observed: Observed, *, running: bool) -> str:
+    if running:
+        return "the new release replaces the one that runs"
+    if observed.release is None and observed.damage is None:
+        return "first release, nothing serves yet"
+    return "the service does not run"
 
 
 def _build_reasons(desired: Desired, observed: Observed) -> tuple[str, ...]:

@@ -1,0 +1,75 @@
+"""What people are shown of changes: the history on a narrow terminal, and how a change ended."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from toolkit.acceptance.report import Report
+from toolkit.cli.change import _show_history
+from toolkit.cli.progress import finish, show_report
+from toolkit.release.request import Outcome
+
+NEW, OLD = "20261130T041200Z-1a2b3c4d", "20261130T031200Z-1a2b3c4d"
+
+
+def entry(kind: str, outcome: str, release: str | None, *changes: tuple[str, object, object]) -> dict:
+    return {
+        "when": "2026-11-30T04:12:55+00:00",
+        "who": "ann@desk",
+        "kind": kind,
+        "outcome": outcome,
+        "release": release,
+        "changes": [dict(zip(("key", "old", "new"), change, strict=True)) for change in changes],
+    }
+
+
+def test_the_history_fits_eighty_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    entries = [
+        entry("experiment", "rollback_failed", OLD, ("speculative.budget", 16, 7)),
+        entry("deploy", "committed", NEW),
+        entry("stop", "committed", None),
+    ]
+    _show_history({"entries": entries, "current": NEW})
+    assert capsys.readouterr().out == (
+        f"2026-11-30 04:12Z  {OLD}  experiment  rollback failed\n"
+        "    by ann@desk\n"
+        "    speculative.budget: 16 -> 7\n"
+        f"2026-11-30 04:12Z  {NEW}  deploy      committed (current)\n"
+        "    by ann@desk\n"
+        f"2026-11-30 04:12Z  {'-':<25}  stop        committed\n"
+        "    by ann@desk\n"
+    )
+    longest = f"2026-11-30 04:12Z  {NEW}  experiment  committed (current)"
+    assert len(longest) <= 80
+
+
+def refused(report: Path | None = None) -> Outcome:
+    return Outcome(
+        "rolled_back",
+        f"acceptance refused it: too slow; {OLD} serves again",
+        "swap",
+        release=NEW,
+        base=OLD,
+        seconds={"downtime": 3.21},
+        report=None if report is None else str(report),
+    )
+
+
+def test_a_refusal_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "report.json"
+    refusal = Report("refused", ("too slow",), False, True, "acceptance", "quick", "", 2.0, {}, ())
+    report.write_text(json.dumps(refusal.to_json()))
+    show_report(refused(report))
+    with pytest.raises(SystemExit) as ended:
+        finish(refused(report))
+    assert ended.value.code == 5
+    shown = capsys.readouterr().err
+    assert "refused in 2.0 s" in shown
+    assert shown.count("too slow") == 1
+    assert shown.endswith(f"{OLD} serves again (without a server for 3.2 s)\n")
+
+
+def test_a_first_deploy_had_nothing_to_be_without(capsys: pytest.CaptureFixture[str]) -> None:
+    finish(Outcome("committed", f"{NEW} serves", "deploy", release=NEW, seconds={"downtime": 3.21}))
+    assert capsys.readouterr().err == f"deploy: committed: {NEW} serves\n"
