@@ -213,7 +213,7 @@ def _same(key: paramiko.PKey) -> paramiko.PKey:
 def _load(path: Path) -> paramiko.PKey:
     try:
         return paramiko.PKey.from_path(path)
-    except paramiko.PasswordRequiredException:
+    except (paramiko.PasswordRequiredException, TypeError):  # the second is cryptography's
         raise ValueError(f"is encrypted; unlock it with: ssh-add {path}") from None
     except UnknownKeyType as error:
         raise ValueError(f"paramiko cannot use this kind of key: {error}") from None
