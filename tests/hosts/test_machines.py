@@ -137,6 +137,8 @@ def test_a_cut_network_is_silent_until_it_is_restored(two_hosts):
     session.stdin.flush()
     assert session.stdout.read(1) == b"a"
     host.cut()
+    # As after some minutes: without a known neighbor, a new connection would be refused and not just hang.
+    host.network.inside("ip", "neighbor", "flush", "dev", "br0")
     try:
         with pytest.raises(subprocess.TimeoutExpired):
             host.run(["true"], timeout=1)
