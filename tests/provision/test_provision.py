@@ -1,6 +1,7 @@
 """Provisioning through real ansible-runner and Ansible, on this machine."""
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,22 @@ def test_the_callers_environment_does_not_reach_ansible(
     monkeypatch.setenv("ANSIBLE_ROLES_PATH", str(tmp_path))
     run_local("provision.yml", needs(tmp_path / "root").settings())
     assert (tmp_path / "root" / "services" / "unit" / "releases").is_dir()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give folders away")
+def test_under_systemd_only_the_cache_belongs_to_the_user(tmp_path: Path) -> None:
+    profile = Profile.model_validate(
+        {"name": "unit", "schema": 1, "service": {"manager": "systemd"}, "host": {"user": "daemon"}}
+    )
+    needed = requirements(profile, Layout(tmp_path))
+    run_local("provision.yml", needed.settings())
+    assert missing(needed) == []
+    owners = {path.name: path.owner() for path in (tmp_path / "services", tmp_path / "cache" / "unit")}
+    assert owners == {"services": "root", "unit": "daemon"}
+    os.chown(tmp_path / "services", 1, 1)
+    assert missing(needed) == [f"folder {tmp_path / 'services'} belongs to daemon, not to root"]
+
+
+def test_a_missing_system_user_is_told() -> None:
+    needed = Requirements(directories=(), packages=(), min_free_bytes=0, user="no-such-user")
+    assert missing(needed) == ["system user no-such-user is missing"]
