@@ -91,9 +91,7 @@ class SystemdManager:
             kill_wait=unit.kill_wait,
         )
         write_started(self._paths, started)
-        systemctl(
-            "reset-failed", self._unit
-        )  # fails for a unit that is not loaded, which has nothing to reset
+        systemctl("reset-failed", self._unit)  # it fails where there is nothing to reset
         done = systemctl("start", self._unit, limit=_START_LIMIT)
         if done.returncode != 0:
             state = self.status()
