@@ -62,8 +62,19 @@ def test_second_build_takes_hashes_and_tuned_values_from_the_cache(arguments, ca
     _, err = run(arguments, capsys)
     assert "hashing config.json" in err
     assert "hashing model.safetensors" not in err
-    _, err = run(arguments, capsys, **{"--speculative-ddtree-budget": 20})
+    _, err = run(arguments, capsys, **{"--dtype": "bfloat16"})
     assert "warm-up" in err  # another shape
+
+
+def test_another_budget_takes_the_tuned_values_of_a_cpu(arguments, capsys):
+    run(arguments, capsys)
+    first = json.loads(arguments["--out"].read_text())
+    status, err = run(arguments, capsys, **{"--speculative-ddtree-budget": 20})
+    second = json.loads(arguments["--out"].read_text())
+    assert status == 0
+    assert "warm-up" not in err
+    assert (second["tuned"], second["shapes"]["verify_width"]) == (first["tuned"], 21)
+    assert build._tuned_shapes(second["shapes"], "cuda") == second["shapes"]
 
 
 def test_plain_engine_without_drafter_or_cache(arguments, capsys):

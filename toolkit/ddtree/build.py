@@ -81,7 +81,7 @@ def build(args: argparse.Namespace) -> dict[str, Any]:
     if drafter is not None:
         checkpoints["drafter"] = _hashes(drafter, cache)
     shapes = _shapes(engine)
-    key = _digest({"device": device, "versions": versions, "shapes": shapes})
+    key = _digest({"device": device, "versions": versions, "shapes": _tuned_shapes(shapes, args.device)})
     tuned = cache.get("tuned", key)
     if tuned is None:
         tuned = _tune(engine)
@@ -209,6 +209,15 @@ def _shapes(engine: Engine) -> dict[str, Any]:
         "verify_width": 1 if engine.models.drafter is None else engine.config.limits.budget + 1,
         "requests": engine.config.max_running_requests,
     }
+
+
+def _tuned_shapes(shapes: Mapping[str, Any], device: str) -> dict[str, Any]:
+    """What tuned values depend on.
+
+    No CPU kernel is compiled for a tree's width, and while a server runs beside the build, times of two
+    widths differ by its load more than by the width.
+    """
+    return {name: value for name, value in shapes.items() if device != "cpu" or name != "verify_width"}
 
 
 def _hashes(directory: Path, cache: _Cache) -> dict[str, Any]:

@@ -237,7 +237,7 @@ def _release(
     session: Session, change: _Change, base: Release | None, watcher: Watcher, judging: Judging
 ) -> Outcome:
     host = session.host
-    watcher.step("build", "environment, checkpoint hashes, kernel tuning")
+    watcher.step("build", "environment, checkpoint hashes, tuned values; what is there already is used")
     environment = embedded_environment(change.profile.host.python)
     manifest = build(change.profile, environment, host.layout, on_progress=watcher.line)
     release_id = host.store.new_id(content_digest(change.data, manifest))
