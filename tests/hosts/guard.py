@@ -38,9 +38,8 @@ def remove_cgroup(cgroup: Path) -> None:
     (cgroup / "cgroup.kill").write_text("1")
     while "populated 1" in (cgroup / "cgroup.events").read_text() and time.monotonic() < deadline:
         time.sleep(0.01)
-    for folder in sorted((path for path in cgroup.rglob("*") if path.is_dir()), reverse=True):
-        _rmdir(folder, deadline)
-    _rmdir(cgroup, deadline)
+    for folder, _, _ in os.walk(cgroup, topdown=False):
+        _rmdir(Path(folder), deadline)
 
 
 def _rmdir(cgroup: Path, deadline: float) -> None:
