@@ -30,6 +30,17 @@ def test_slots_grow_and_keep_what_they_hold():
     assert cache.rows is kept  # nothing to do
 
 
+def test_rows_of_all_layers_are_written_where_they_belong():
+    cache = slot_cache()
+    cache.reserve(2, 8)
+    rows = torch.randn(2, 2, 4, 4)  # two rows of two layers
+    cache.write(torch.tensor([cache.capacity + 3, 1]), rows)
+    for layer in range(2):
+        assert torch.equal(cache.save(1, 8)[layer, 3], rows[0, layer])
+        assert torch.equal(cache.save(0, 8)[layer, 1], rows[1, layer])
+        assert cache.rows[layer].count_nonzero() == 32  # nothing else
+
+
 def test_rows_move_as_if_all_were_read_first():
     cache = slot_cache()
     cache.reserve(2, 8)

@@ -12,7 +12,7 @@ from tests.ddtree.conftest import write_json, write_pair
 from toolkit.ddtree.model_runner import ModelRunner
 from toolkit.ddtree.models.config import RopeConfig, read_drafter_config, read_target_config
 from toolkit.ddtree.models.errors import CheckpointError
-from toolkit.ddtree.models.layers import rope_frequencies
+from toolkit.ddtree.models.heads import rope_frequencies
 from toolkit.ddtree.models.loading import load_drafter_weights, load_target_weights
 from toolkit.ddtree.models.reference import drafter_forward, target_forward
 from toolkit.ddtree.types import Algorithm, EngineConfig

@@ -58,6 +58,10 @@ class SlotCache:
         grown[:, :have_slots, :have_rows] = self._data
         self._adopt(grown)
 
+    def write(self, slots: Tensor, rows: Tensor) -> None:
+        """Write rows [n, layers, 2 * kv heads, dim] of all layers, int64 [n] counted over all slots."""
+        self._data.flatten(1, 2).index_copy_(1, slots, rows.transpose(0, 1))
+
     def move_rows(self, source: Tensor, destination: Tensor) -> None:
         """Copy rows of all layers, int64 [n] counted over all slots; every source is read before a write."""
         flat = self._data.flatten(1, 2)

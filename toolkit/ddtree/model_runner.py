@@ -176,9 +176,9 @@ class ModelRunner:
         count = captured.shape[0] // rows.requests
         nodes = [i * count + node for i, path in enumerate(paths) for node in path]
         places = [i * count + depth for i, path in enumerate(paths) for depth in range(len(path))]
-        index = torch.tensor(nodes, device=self.device)
-        slots = rows.slots[torch.tensor(places, device=self.device)]
-        drafter.extend_context(captured[index], rows.positions[index], slots, cache)
+        index, place = torch.tensor([nodes, places], device=self.device)
+        positions, slots = rows.positions.index_select(0, index), rows.slots.index_select(0, place)
+        drafter.extend_context(captured.index_select(0, index), positions, slots, cache)
 
     def compact(self, lengths: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         """Move the K/V of accepted nodes, which lie in tree order, to the positions that they now have.

@@ -20,7 +20,8 @@ from toolkit.ddtree.engine import Engine
 from toolkit.ddtree.model_runner import ModelRunner
 from toolkit.ddtree.models.config import DrafterConfig, read_drafter_config, read_target_config
 from toolkit.ddtree.models.dflash import DFlashDrafter
-from toolkit.ddtree.models.layers import Rows, scaled
+from toolkit.ddtree.models.heads import scaled
+from toolkit.ddtree.models.layers import Rows
 from toolkit.ddtree.models.loading import load_drafter_weights, load_target_weights
 from toolkit.ddtree.models.reference import Weights, drafter_forward, target_forward
 from toolkit.ddtree.tree import DraftTrees

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from toolkit.ddtree.cache import SlotCache
 from toolkit.ddtree.models.config import DrafterConfig, read_drafter_config
-from toolkit.ddtree.models.layers import DecoderStack, Norm, Rows, scaled
+from toolkit.ddtree.models.context import ContextProjection
+from toolkit.ddtree.models.heads import Norm, scaled
+from toolkit.ddtree.models.layers import DecoderStack, Rows
 from toolkit.ddtree.models.linear import Linear
 from toolkit.ddtree.models.loading import check_pair, load_drafter_weights
 from toolkit.ddtree.models.qwen3 import Qwen3Target, new_cache
@@ -49,8 +51,7 @@ class DFlashDrafter:
         model = config.model
         device = target.embedding.device
         self._stack = DecoderStack(weights, "layers.", model, target.positions, device)
-        self._fc = Linear(weights["fc.weight"])
-        self._hidden_norm_weight = weights["hidden_norm.weight"]
+        self._context = ContextProjection(weights, model, self._stack.rope)
         self._norm = Norm(model.hidden_size, model.rms_norm_eps, device)
         self.head = Linear(scaled(target.head_weight, weights["norm.weight"]))
 
@@ -80,8 +81,7 @@ class DFlashDrafter:
             slots: int64 [n], cache rows to write.
             cache: the context's K/V.
         """
-        context = self._norm(self._fc(hidden)) * self._hidden_norm_weight
-        self._stack.write_context(context, positions, slots, cache)
+        self._context.write(hidden, positions, slots, cache)
 
     def block(self, bonus: Tensor) -> Tensor:
         """Tokens of the draft block: the bonus token int64 [R], then mask tokens; int64 [R * block_size]."""

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from toolkit.ddtree.cache import SlotCache
 from toolkit.ddtree.models.config import ModelConfig, read_target_config
-from toolkit.ddtree.models.layers import DecoderStack, Norm, Rows, scaled
+from toolkit.ddtree.models.heads import Norm, scaled
+from toolkit.ddtree.models.layers import DecoderStack, Rows
 from toolkit.ddtree.models.linear import Linear
 from toolkit.ddtree.models.loading import load_target_weights
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from toolkit.ddtree.models.config import DrafterConfig, ModelConfig
-from toolkit.ddtree.models.layers import rope_frequencies
+from toolkit.ddtree.models.heads import rope_frequencies
 
 Weights = Mapping[str, Tensor]
 
