@@ -287,3 +287,9 @@ def test_engine_behind_a_link_into_a_home_folder_stays_readable(tmp_path):
     link = tmp_path / "python"
     link.symlink_to("/home/u/.pyenv/bin/python")
     assert lines(render_unit(replace(UNIT, argv=(str(link),)), 252), "ProtectHome") == ["read-only"]
+
+
+def test_engine_in_a_temporary_folder_stays_visible():
+    assert lines(render_unit(UNIT, 252), "PrivateTmp") == ["yes"]
+    temporary = replace(UNIT, argv=("/tmp/env/bin/python",))
+    assert lines(render_unit(temporary, 252), "PrivateTmp") == ["no"]

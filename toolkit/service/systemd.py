@@ -23,6 +23,8 @@ RECOVER_UNIT = "ddtoolkit-recover.service"
 _CREDENTIALS_SINCE = 247
 _CREDENTIAL = "config.yaml"
 _VERIFY_LIMIT = 60.0
+_HOMES = ("/home/", "/root/", "/run/user/")
+_TEMPORARY = ("/tmp/", "/var/tmp/")  # noqa: S108  named, not used
 _PLAIN_PATH = re.compile(r"^/[A-Za-z0-9._@+/-]*$")
 
 # Hardening that leaves the GPU visible. Not here: PrivateDevices= and DevicePolicy=, which hide /dev/nvidia*,
@@ -30,7 +32,6 @@ _PLAIN_PATH = re.compile(r"^/[A-Za-z0-9._@+/-]*$")
 _HARDENING: tuple[tuple[str, int], ...] = (
     ("NoNewPrivileges=yes", 187),
     ("ProtectSystem=strict", 232),
-    ("PrivateTmp=yes", 0),
     ("ProtectKernelTunables=yes", 232),
     ("ProtectKernelModules=yes", 232),
     ("ProtectKernelLogs=yes", 244),
@@ -148,7 +149,8 @@ def _service_section(unit: Unit, version: int) -> list[str]:
     lines += ["LogRateLimitIntervalSec=1s", "LogRateLimitBurst=100000000"]
     lines += _cache(unit)
     lines += [line for line, since in _HARDENING if version >= since]
-    lines.append(f"ProtectHome={_protect_home(unit)}")
+    lines.append(f"ProtectHome={'read-only' if _lies_in(unit, _HOMES) else 'yes'}")
+    lines.append(f"PrivateTmp={'no' if _lies_in(unit, _TEMPORARY) else 'yes'}")
     return lines
 
 
@@ -163,13 +165,12 @@ def _cache(unit: Unit) -> list[str]:
     return [f"ReadWritePaths={unit.cache}"] if unit.cache else []
 
 
-def _protect_home(unit: Unit) -> str:
-    """`yes` hides home folders; an engine or a checkpoint that lies in one must stay readable."""
-    homes = ("/home/", "/root/", "/run/user/")
+def _lies_in(unit: Unit, folders: tuple[str, ...]) -> bool:
+    """Whether an engine or a checkpoint lies there, where hardening would hide it."""
     words = (*unit.argv, *unit.environment.values())
     # A virtual environment's interpreter is a link, and often one into the home of who made it.
-    used = any(os.path.realpath(word).startswith(homes) for word in words if word.startswith("/"))
-    return "read-only" if used else "yes"
+    places = [place for word in words if word.startswith("/") for place in (word, os.path.realpath(word))]
+    return any(place.startswith(folders) for place in places)
 
 
 def _check(unit: Unit, version: int) -> None:
