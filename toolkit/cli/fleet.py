@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +84,7 @@ def deploy(
         plans = plan_everywhere(wanted, connections, limit=where.parallel)
         _show_plans(plans, say)
         if all(item.error is not None or item.value["plan"]["empty"] for item in plans):
-            _end(plans, manner)
+            _end([_untouched(item) for item in plans], manner)
             return
         _need_yes(manner)
         _confirm_undone(plans, yes=manner.yes)
@@ -306,6 +306,13 @@ def _carrying(where: Where, profile: str) -> list[Host]:
 def _warn(warnings: Sequence[Any]) -> None:
     for warning in warnings:
         say(f"warning: {warning}")
+
+
+def _untouched(item: HostResult) -> HostResult:
+    """The result of a host on which there was nothing to do, in the form of any other."""
+    if item.error is not None:
+        return item
+    return replace(item, value={"plan": item.value["plan"], "outcome": None})
 
 
 def _need_yes(manner: Manner) -> None:
