@@ -27,7 +27,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def network() -> Iterator[Network]:
-    """The network of every host of this session; also what removes them."""
+    """The network of every host of this test run; also what removes them."""
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
