@@ -20,6 +20,7 @@ HELPERS = (
     RELEASE_TESTS / "changes.py",
 )
 CLEAN = """
+systemctl kill --signal=KILL 'ddtoolkit-stub*'
 systemctl stop 'ddtoolkit-stub*'
 cd /etc/systemd/system && rm -rf ddtoolkit-stub* */ddtoolkit-stub*
 rm -rf /opt/ddtoolkit/services/stub /var/lib/ddtoolkit/state/stub /var/cache/ddtoolkit/stub

@@ -164,7 +164,6 @@ answer([before.pid, report.seconds, report.clean, report.describe(), before.diff
     assert f"port 30000 on 127.0.0.1 is in use by process {pid}" in words
     assert differences == ["/etc/systemd/system/ddtoolkit-stub.service.d/wait.conf changes the unit"]
     assert (state, message) == ("failed", words)
-    box.root(["systemctl", "kill", "--signal=KILL", "ddtoolkit-stub"])
 
 
 def test_a_server_that_ends_at_once_fails_the_deploy_in_seconds_with_its_last_words(box):
@@ -305,6 +304,8 @@ seen = {
     "no new privileges": status["NoNewPrivs"].strip(),
     "writable": [path for path in ("/", "/opt/ddtoolkit", "/opt/ddtoolkit/services/stub", "/etc", "/usr",
                  "/var/lib/ddtoolkit", "/var/cache/ddtoolkit", os.getcwd(), "/tmp") if writable(path)],
+    "read-only": [path for path in ("/usr", "/etc", "/opt", "/var/lib", os.getcwd())
+                  if os.statvfs(path).f_flag & os.ST_RDONLY],
     "state": readable("/var/lib/ddtoolkit/state/stub"),
     "release": readable("/opt/ddtoolkit/services/stub/releases"),
     "homes": [path for path in ("/home/deploy",) if writable(path)],
@@ -335,6 +336,7 @@ answer(json.loads(line()[5:]))
         "user": uid,
         "no new privileges": "1",
         "writable": ["/var/cache/ddtoolkit/stub", "/tmp"],
+        "read-only": ["/usr", "/etc", "/opt", "/var/lib"],
         "state": False,
         "release": True,
         "homes": [],
