@@ -348,7 +348,8 @@ answer(json.loads(line()[5:]))
         box.root(["systemctl", "show", "-P", "LimitMEMLOCK", "ddtoolkit-stub"]).stdout.strip() == "infinity"
     )
     probe = box.root(["sh", "-c", "ls /tmp/probe"], check=False)
-    assert probe.returncode != 0, "the service's /tmp is the host's"
+    if not sys.executable.startswith("/tmp/"):  # else hiding /tmp would hide the interpreter
+        assert probe.returncode != 0, "the service's /tmp is the host's"
 
 
 def test_what_was_changed_by_hand_is_told(box):
@@ -356,6 +357,7 @@ def test_what_was_changed_by_hand_is_told(box):
         box,
         """
 import subprocess
+import sys
 manager.start(stage("one").path)
 service.wait_for_mark("one")
 file = Path("/etc/systemd/system/ddtoolkit-stub.service")

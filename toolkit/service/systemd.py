@@ -150,7 +150,10 @@ def _service_section(unit: Unit, version: int) -> list[str]:
     lines += _cache(unit)
     lines += [line for line, since in _HARDENING if version >= since]
     lines.append(f"ProtectHome={'read-only' if _lies_in(unit, _HOMES) else 'yes'}")
-    lines.append(f"PrivateTmp={'no' if _lies_in(unit, _TEMPORARY) else 'yes'}")
+    if _lies_in(unit, _TEMPORARY):
+        lines += ["PrivateTmp=no", "ReadWritePaths=/tmp /var/tmp"]  # strict has them read-only
+    else:
+        lines.append("PrivateTmp=yes")
     return lines
 
 
