@@ -1,6 +1,7 @@
 """Services under a real systemd, oldest and newest that is supported: start, stop, status, logs, sandbox."""
 
 import re
+import sys
 
 import pytest
 
@@ -357,7 +358,6 @@ def test_what_was_changed_by_hand_is_told(box):
         box,
         """
 import subprocess
-import sys
 manager.start(stage("one").path)
 service.wait_for_mark("one")
 file = Path("/etc/systemd/system/ddtoolkit-stub.service")
