@@ -35,7 +35,8 @@ class Linear:
         self._weight = stored[:, :outputs].copy_(weight.t())
         on_host = weight.device.type == "cpu" and weight.dtype == torch.float32
         self._fetched = stored.view(-1) if on_host and stored.numel() <= _MOST_FETCHED else None
-        self._array = self._weight.detach().numpy() if on_host and has_small_products() else None
+        small = on_host and has_small_products()
+        self._blocks = _blocks_by_rows(self._weight.numpy()) if small else []
 
     @property
     def weight(self) -> Tensor:
@@ -45,38 +46,49 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         """[n, in] -> [n, out]."""
         self._fetch()
-        weight = self._if_small(x.shape[0])
-        return torch.mm(x, self._weight) if weight is None else torch.from_numpy(_product(x.numpy(), weight))
+        blocks = self._small(x.shape[0])
+        return _product(x, blocks) if blocks else torch.mm(x, self._weight)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """Add a residual: residual + x @ weight.T, [n, out]."""
         self._fetch()
-        weight = self._if_small(x.shape[0])
-        if weight is None:
-            return torch.addmm(residual, x, self._weight)
-        return torch.from_numpy(_product(x.numpy(), weight)).add_(residual)
+        blocks = self._small(x.shape[0])
+        return _product(x, blocks).add_(residual) if blocks else torch.addmm(residual, x, self._weight)
+
+    def _small(self, rows: int) -> tuple[_Array, ...]:
+        """The weight for small products; nothing where torch is faster."""
+        return self._blocks[rows] if rows < len(self._blocks) else ()
 
     def _fetch(self) -> None:
         """Bring the weight into the cache; several threads would each need a part of it."""
         if self._fetched is not None and torch.get_num_threads() == 1:
             self._fetched.sum()
 
-    def _if_small(self, rows: int) -> _Array | None:
-        """The weight for numpy, if a product with so many rows is faster there."""
-        small = 1 < rows <= _MOST_ROWS and rows * self._weight.numel() <= _MOST
-        return self._array if small else None
+
+def _blocks_by_rows(weight: _Array) -> list[tuple[_Array, ...]]:
+    """Split a weight [in, out] by columns so that OpenBLAS takes each block for small: by number of rows."""
+    inputs, outputs = weight.shape
+    found: list[tuple[_Array, ...]] = [(), ()]
+    for rows in range(2, min(_MOST_ROWS, _MOST // weight.size) + 1):
+        widest = _SMALL // (rows * inputs) // _STEP * _STEP
+        count = -(-outputs // max(widest, _STEP))
+        width = -(-outputs // (count * _STEP)) * _STEP
+        found.append(tuple(weight[:, start : start + width] for start in range(0, outputs, width)))
+    return found
 
 
-def _product(x: _Array, weight: _Array) -> _Array:
-    """Product [n, out], in blocks of columns that OpenBLAS takes for small."""
-    (rows, inputs), outputs = x.shape, weight.shape[1]
-    widest = max(_SMALL // (rows * inputs), _STEP)
-    blocks = 1 if outputs <= widest else -(-outputs // (widest - widest % _STEP))
-    width = -(-outputs // (blocks * _STEP)) * _STEP
-    out = np.empty((rows, outputs), np.float32)
-    for start in range(0, outputs, width):
-        np.matmul(x, weight[:, start : start + width], out=out[:, start : start + width])
-    return out
+def _product(x: Tensor, blocks: tuple[_Array, ...]) -> Tensor:
+    """Product [n, out] of [n, in] with the blocks of a weight, side by side."""
+    left = x.numpy()
+    if len(blocks) == 1:
+        return torch.from_numpy(left.dot(blocks[0]))
+    out = np.empty((len(left), sum(block.shape[1] for block in blocks)), np.float32)
+    start = 0
+    for block in blocks:
+        stop = start + block.shape[1]
+        np.matmul(left, block, out=out[:, start:stop])
+        start = stop
+    return torch.from_numpy(out)
 
 
 @cache
