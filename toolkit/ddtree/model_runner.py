@@ -67,6 +67,7 @@ class ModelRunner:
             self.drafter = DFlashDrafter.load(config.draft_model_path, self.target, config.block_size)
             self.block_size = self.drafter.block_size
         check_config(config, longest, self.block_size)
+        self._block_offsets = torch.arange(self.block_size, device=self.device)
         self._kernels = _Kernels() if self.device.type == "cuda" else None
         self._start_empty()
 
@@ -136,7 +137,7 @@ class ModelRunner:
             Logits [R, block_size - 1, vocabulary].
         """
         drafter, cache = self._drafting()
-        offsets = torch.arange(self.block_size, device=self.device).expand(len(lengths), -1)
+        offsets = self._block_offsets.expand(len(lengths), -1)
         return drafter.draft(drafter.block(roots), self.rows(0, lengths, offsets, None), cache)
 
     def grow(

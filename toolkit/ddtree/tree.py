@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -84,8 +86,7 @@ def topk_logprobs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k most probable tokens of each row and their log-probabilities.
 
     Logits are ranked in their own dtype, as an argmax would; equal logits go by token id, lowest first. The
-    log-probability is logit - logsumexp(logits) in float32, clamped to at most 0. A row that holds NaN or
-    +inf gives NaN.
+    log-probability is logit - logsumexp(logits) in float32, at most 0. A row with NaN or +inf gives NaN.
 
     Args:
         logits: [..., V], float32, bfloat16 or float16.
@@ -107,7 +108,7 @@ def topk_logprobs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     tokens = tokens[..., :k]
     if not bool((values[..., 1:] < values[..., :-1]).all()):  # else no two of the best are equal, nor NaN
         tokens = _best_in_order(wide, values[..., k - 1 : k], tokens)
-    return torch.log_softmax(wide, dim=-1).gather(-1, tokens).clamp_(max=0.0), tokens
+    return torch.log_softmax(wide, dim=-1).gather(-1, tokens), tokens
 
 
 def _best_in_order(logits: Tensor, least: Tensor, tokens: Tensor) -> Tensor:
@@ -145,7 +146,7 @@ def grow_trees(
     logprobs: Tensor, tokens: Tensor, root_tokens: Tensor, limits: Sequence[TreeLimits], max_budget: int
 ) -> DraftTrees:
     """`build_trees` with the limits of each request as one value."""
-    rows: list[tuple[list[int], ...]] = []
+    columns: list[list[list[int]]] = [[], [], [], []]
     scores, counts = [], []
     for logprob, candidate, root, limit in zip(
         logprobs.tolist(), tokens.tolist(), root_tokens.tolist(), limits, strict=True
@@ -154,14 +155,17 @@ def grow_trees(
             raise ValueError(f"tree budget {limit.budget} is above the batch's {max_budget}")
         nodes = expand(logprob, limit)
         padding = max_budget - len(nodes)
-        rows.append(_tree_row(nodes, candidate, root, padding))
-        scores.append([0.0, *(node.score for node in nodes), *[-inf] * padding])
+        for column, values in zip(columns, _tree_row(nodes, candidate, root, padding), strict=True):
+            column.append(values)
+        scores.append([0.0, *[node.score for node in nodes], *[-inf] * padding])
         counts.append(len(nodes))
-    columns = np.array(rows, dtype=np.int64).swapaxes(0, 1).copy()
-    drafted, parents, depths, ranks = torch.from_numpy(columns).to(tokens.device)
-    score = torch.from_numpy(np.array(scores, dtype=np.float32)).to(tokens.device)
-    count = torch.tensor(counts, device=tokens.device)
+    drafted, parents, depths, ranks = _tensor(columns, np.int64, tokens.device)
+    score, count = _tensor(scores, np.float32, tokens.device), _tensor(counts, np.int64, tokens.device)
     return DraftTrees(drafted, parents, depths, ranks, score, score > -inf, count, max_depth=tokens.shape[1])
+
+
+def _tensor(values: Sequence[Any], dtype: npt.DTypeLike, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.array(values, dtype=dtype)).to(device)  # faster than torch.tensor
 
 
 def ancestor_mask(trees: DraftTrees) -> Tensor:
@@ -210,10 +214,10 @@ def _tree_row(
     """Token, parent, depth and rank of root, nodes and padding of one tree."""
     first = len(nodes) + 1
     return (
-        [root, *(candidates[node.depth - 1][node.rank] for node in nodes), *[root] * padding],
-        [0, *(node.parent for node in nodes), *range(first, first + padding)],
-        [0, *(node.depth for node in nodes), *[0] * padding],
-        [-1, *(node.rank for node in nodes), *[-1] * padding],
+        [root, *[candidates[node.depth - 1][node.rank] for node in nodes], *[root] * padding],
+        [0, *[node.parent for node in nodes], *range(first, first + padding)],
+        [0, *[node.depth for node in nodes], *[0] * padding],
+        [-1, *[node.rank for node in nodes], *[-1] * padding],
     )
 
 

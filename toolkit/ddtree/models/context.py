@@ -9,7 +9,7 @@ from torch import Tensor
 
 from toolkit.ddtree.cache import SlotCache
 from toolkit.ddtree.models.config import ModelConfig
-from toolkit.ddtree.models.heads import Heads, Norm, Rope, head_weights, scaled
+from toolkit.ddtree.models.heads import Heads, Norm, Rope, head_weights, rotate_into, scaled
 from toolkit.ddtree.models.linear import Linear
 
 
@@ -49,5 +49,6 @@ class ContextProjection:
         heads = self._heads
         layers = len(heads.scale)
         kv = self._kv(self._norm(self._fc(hidden))).view(-1, layers, 2 * heads.kv, heads.dim)
-        heads.normalise_and_rotate(kv[:, :, : heads.kv], heads.scale, self._rope.at(positions).unsqueeze(1))
+        keys = kv[:, :, : heads.kv]
+        rotate_into(keys, heads.normalise(keys, heads.scale), self._rope.at(positions).unsqueeze(1))
         cache.write(slots, kv)

@@ -58,14 +58,23 @@ class Heads:
     norm: Norm
     scale: Tensor
 
-    def normalise_and_rotate(self, x: Tensor, scale: Tensor, rotation: Tensor) -> None:
-        """Norm and rotate heads of q and k in place: [..., heads, dim]."""
+    def normalise(self, x: Tensor, scale: Tensor) -> Tensor:
+        """Norm heads of q or k [..., heads, dim]: complex64 [..., heads, dim / 2], a number a rotary pair."""
         normed = (x * self.norm.inverse(x)).mul_(scale)
-        turned = torch.view_as_complex(normed.view(*x.shape[:-1], -1, 2))
-        if x.dtype == torch.float32:
-            torch.mul(turned, rotation, out=torch.view_as_complex(x.view(*x.shape[:-1], -1, 2)))
-        else:
-            x.copy_(torch.view_as_real(turned * rotation).flatten(-2))
+        return torch.view_as_complex(normed.view(*x.shape[:-1], -1, 2))
+
+
+def rotate(pairs: Tensor, rotation: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rotate what `Heads.normalise` gives: [..., heads, dim]."""
+    return torch.view_as_real(pairs * rotation).flatten(-2).to(dtype)
+
+
+def rotate_into(x: Tensor, pairs: Tensor, rotation: Tensor) -> None:
+    """`rotate`, written to `x`."""
+    if x.dtype == torch.float32:
+        torch.mul(pairs, rotation, out=torch.view_as_complex(x.view(*x.shape[:-1], -1, 2)))
+    else:
+        x.copy_(rotate(pairs, rotation, x.dtype))
 
 
 def head_weights(

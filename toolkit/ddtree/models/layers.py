@@ -16,7 +16,7 @@ from torch import Tensor
 
 from toolkit.ddtree.cache import SlotCache
 from toolkit.ddtree.models.config import ModelConfig
-from toolkit.ddtree.models.heads import Heads, Norm, Rope, head_weights, scaled
+from toolkit.ddtree.models.heads import Heads, Norm, Rope, head_weights, rotate, rotate_into, scaled
 from toolkit.ddtree.models.linear import Linear
 
 
@@ -50,13 +50,15 @@ class DecoderLayer:
         attention = f"{prefix}self_attn."
         q, q_scale = head_weights(weights, attention, "q", query, dim)
         k, k_scale = head_weights(weights, attention, "k", kv, dim)
+        q = q.view(kv, query // kv, dim, -1).transpose(0, 1).flatten(0, 2)  # see `attend`
         v = weights[f"{attention}v_proj.weight"]
         scale = torch.cat([q_scale, k_scale])
         self._heads = Heads(query, kv, dim, Norm(dim, config.rms_norm_eps, device), scale)
         gate, up = weights[f"{prefix}mlp.gate_proj.weight"], weights[f"{prefix}mlp.up_proj.weight"]
         self._norm = Norm(config.hidden_size, config.rms_norm_eps, device)
         self._qkv = Linear(scaled(torch.cat([q, k, v]), weights[f"{prefix}input_layernorm.weight"]))
-        self._o = Linear(weights[f"{attention}o_proj.weight"])
+        o = weights[f"{attention}o_proj.weight"].view(-1, kv, query // kv, dim)
+        self._o = Linear(o.transpose(1, 2).flatten(1))
         after = weights[f"{prefix}post_attention_layernorm.weight"]
         self._gate_up = Linear(scaled(torch.cat([gate, up]), after))
         self._down = Linear(weights[f"{prefix}mlp.down_proj.weight"])
@@ -79,16 +81,19 @@ class DecoderLayer:
             kv: [rows, 2 * kv heads, dim], this layer's K/V of all slots; written in place.
             slots: int64 [n], rows of `kv` to write.
             seen: keys and values to attend to, views of `kv`, [R, kv heads, T, dim].
-            mask: [R, 1, group * Q, T], see `attend`.
+            mask: [R, 1, Q * group, T], see `attend`.
 
         Returns:
             [n, hidden].
         """
         heads = self._heads
         qkv = self._qkv(self._norm(x)).view(-1, heads.query + 2 * heads.kv, heads.dim)
-        heads.normalise_and_rotate(qkv[:, : heads.query + heads.kv], heads.scale, rotation)
-        kv.index_copy_(0, slots, qkv[:, heads.query :])
-        x = self._o.add(attend(qkv[:, : heads.query], *seen, mask), x)
+        pairs = heads.normalise(qkv[:, : heads.query + heads.kv], heads.scale)
+        q = rotate(pairs[:, : heads.query], rotation, x.dtype)
+        new = qkv[:, heads.query :]
+        rotate_into(new[:, : heads.kv], pairs[:, heads.query :], rotation)
+        kv.index_copy_(0, slots, new)
+        x = self._o.add(attend(q, *seen, mask), x)
         gate_up = self._gate_up(self._norm(x))
         return self._down.add(F.silu(gate_up[:, : self._inner]).mul_(gate_up[:, self._inner :]), x)
 
@@ -117,7 +122,7 @@ class DecoderStack:
         rotation = self.rope.at(rows.positions)
         mask = rows.mask
         if mask is not None and self._group > 1:
-            mask = mask.repeat(1, 1, self._group, 1)
+            mask = mask.repeat_interleave(self._group, 2)
         captured: dict[int, Tensor] = {}
         seen = cache.visible(rows.first, rows.requests, rows.visible)
         for index, (layer, kv, pair) in enumerate(zip(self.layers, cache.rows, seen, strict=True)):
@@ -130,26 +135,23 @@ class DecoderStack:
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """Grouped-query attention, softmax(q k^T / sqrt(dim) + mask) v.
 
-    The query heads that share a key/value head become rows of one attention, so K/V is never repeated.
+    The query heads that share a key/value head become rows of one attention, so K/V is never repeated. Head j
+    of `q` belongs to key/value head j % kv heads, so that all this is a matter of views.
 
     Args:
         q: [R * Q, query heads, dim].
         k: [R, kv heads, T, dim], as is `v`.
         v: values.
-        mask: [R, 1, group * Q, T], group-major, or None.
+        mask: [R, 1, Q * group, T], each row's heads side by side, or None.
 
     Returns:
-        [R * Q, query heads * dim].
+        [R * Q, query heads * dim], the heads in the order of `q`.
     """
     requests, kv_heads = k.shape[:2]
     n, query_heads, dim = q.shape
-    count, group = n // requests, query_heads // kv_heads
-    q = q.view(requests, count, kv_heads, group, dim).permute(0, 2, 3, 1, 4)
-    q = q.reshape(requests, kv_heads, group * count, dim)
+    q = q.view(requests, -1, kv_heads, dim).transpose(1, 2)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    return (
-        out.view(requests, kv_heads, group, count, dim).permute(0, 3, 1, 2, 4).reshape(n, query_heads * dim)
-    )
+    return out.transpose(1, 2).reshape(n, query_heads * dim)
 
 
 def attention_mask(lengths: Tensor, new: Tensor, visible: int, dtype: torch.dtype) -> Tensor:

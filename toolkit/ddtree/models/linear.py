@@ -45,24 +45,22 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[n, in] -> [n, out]."""
-        self._fetch()
-        blocks = self._small(x.shape[0])
+        blocks = self._prepare(x.shape[0])
         return _product(x, blocks) if blocks else torch.mm(x, self._weight)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """Add a residual: residual + x @ weight.T, [n, out]."""
-        self._fetch()
-        blocks = self._small(x.shape[0])
+        blocks = self._prepare(x.shape[0])
         return _product(x, blocks).add_(residual) if blocks else torch.addmm(residual, x, self._weight)
 
-    def _small(self, rows: int) -> tuple[_Array, ...]:
-        """The weight for small products; nothing where torch is faster."""
-        return self._blocks[rows] if rows < len(self._blocks) else ()
+    def _prepare(self, rows: int) -> tuple[_Array, ...]:
+        """Bring the weight into the cache, and give it for small products; nothing where torch is faster.
 
-    def _fetch(self) -> None:
-        """Bring the weight into the cache; several threads would each need a part of it."""
+        Several threads would each need a part of the weight in a cache of their own.
+        """
         if self._fetched is not None and torch.get_num_threads() == 1:
             self._fetched.sum()
+        return self._blocks[rows] if rows < len(self._blocks) else ()
 
 
 def _blocks_by_rows(weight: _Array) -> list[tuple[_Array, ...]]:
@@ -79,10 +77,10 @@ def _blocks_by_rows(weight: _Array) -> list[tuple[_Array, ...]]:
 
 def _product(x: Tensor, blocks: tuple[_Array, ...]) -> Tensor:
     """Product [n, out] of [n, in] with the blocks of a weight, side by side."""
-    left = x.numpy()
     if len(blocks) == 1:
-        return torch.from_numpy(left.dot(blocks[0]))
-    out = np.empty((len(left), sum(block.shape[1] for block in blocks)), np.float32)
+        return torch.from_numpy(x.numpy().dot(blocks[0]))
+    left = x.numpy()
+    out = np.empty((len(left), sum([block.shape[1] for block in blocks])), np.float32)
     start = 0
     for block in blocks:
         stop = start + block.shape[1]
