@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs one test host until it is powered off: boot.sh FOLDER LOWER SIZE NSPAWN_ARGUMENT...
-# It is started in the host's control group, the session's network namespace and a mount namespace of its own.
+# It is started in the host's control group, its network's namespace and a mount namespace of its own.
 # FOLDER/files is laid over the root file system LOWER; what the host writes goes to a memory disk of SIZE.
 set -euo pipefail
 folder=$1 lower=$2 size=$3

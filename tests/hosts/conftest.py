@@ -10,6 +10,7 @@ from tests.hosts import rootfs
 from tests.hosts.machines import Host
 from tests.hosts.needs import why_not
 from tests.hosts.network import Network
+from tests.hosts.stub_on_host import prepare
 
 MakeHost = Callable[..., Host]
 
@@ -66,3 +67,11 @@ def host(make_host: MakeHost) -> Host:
 def two_hosts(make_host: MakeHost) -> tuple[Host, Host]:
     """One host with Debian 12 and one with Debian 13."""
     return make_host("bookworm"), make_host("trixie")
+
+
+@pytest.fixture(scope="module", params=["bookworm", "trixie"])
+def machine(request: pytest.FixtureRequest, make_host: MakeHost) -> Host:
+    """A host on which the toolkit and a stub service can be used directly, once with each Debian."""
+    made = make_host(request.param, engine=True)
+    prepare(made)
+    return made

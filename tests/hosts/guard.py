@@ -1,9 +1,9 @@
-"""Removes what a session of test hosts made, however that session ended.
+"""Removes what a run of test hosts made, however that run ended.
 
     python guard.py FOLDER CGROUP
 
-It waits for the end of standard input, whose other end the session holds, then ends every process in the
-control group and removes both. The session's folder stays locked until then, so a session that was ended
+It waits for the end of standard input, whose other end the run holds, then ends every process in the
+control group and removes both. The run's folder stays locked until then, so a run that was ended
 together with its guard is told apart and swept by the next one.
 """
 
@@ -58,7 +58,7 @@ def _rmdir(cgroup: Path, deadline: float) -> None:
 
 
 def remove(folder: Path, cgroup: Path) -> None:
-    """Everything of one session. Its mounts are in namespaces that end with its processes."""
+    """Everything of one run. Its mounts are in namespaces that end with its processes."""
     remove_cgroup(cgroup)
     shutil.rmtree(folder)
 
@@ -75,7 +75,7 @@ def lock(folder: Path) -> int | None:
 
 
 def sweep() -> None:
-    """Remove what sessions left that were ended together with their guards."""
+    """Remove what runs left that were ended together with their guards."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         try:
             cgroup = Path((folder / MARK).read_text())

@@ -1,4 +1,4 @@
-"""One private network of test hosts, with everything that a session of them owns."""
+"""One private network of test hosts, with everything that a run of them owns."""
 
 import os
 import shlex
@@ -69,7 +69,7 @@ class Network:
     A guard process removes them as soon as this process closes the network or ends, in whatever way.
 
     Attributes:
-        folder: everything that the session wrote.
+        folder: everything that the run wrote.
         cgroup: control group of every process that it started.
         namespace: path of its network namespace.
         key: private SSH key (ed25519) that every host accepts for the user `deploy`.
@@ -118,7 +118,7 @@ class Network:
         return f"/proc/{process.pid}/ns/net"
 
     def command(self, *argv: str, cgroup: Path | None = None) -> list[str]:
-        """The command as one that runs in a control group of the session, so that it ends with it."""
+        """The command as one that runs in a control group of this run, so that it ends with it."""
         procs = shlex.quote(str((cgroup or self.cgroup) / "cgroup.procs"))
         return ["sh", "-c", f'echo $$ > {procs} && exec "$@"', "sh", *argv]
 

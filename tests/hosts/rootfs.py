@@ -78,7 +78,7 @@ def use(path: Path) -> int:
 
 
 def _remove_unused(path: Path) -> None:
-    """Remove the root file system of an older recipe, unless a session uses it."""
+    """Remove the root file system of an older recipe, unless a run uses it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -226,7 +226,7 @@ def test_nothing_is_left_after_close():
     assert not namespace_users(namespace)
 
 
-def test_nothing_is_left_after_the_session_was_killed(child):
+def test_nothing_is_left_after_the_run_was_killed(child):
     process, folder, cgroup, _ = child
     pids = processes(cgroup)
     assert len(pids) > 5
@@ -235,10 +235,10 @@ def test_nothing_is_left_after_the_session_was_killed(child):
     assert not [pid for pid in pids if runs(pid)]
 
 
-def test_the_next_session_sweeps_what_a_killed_guard_left(child):
+def test_the_next_run_sweeps_what_a_killed_guard_left(child):
     process, folder, cgroup, guard_pid = child
     guard.sweep()
-    assert folder.exists(), "a living session is nobody else's to sweep"
+    assert folder.exists(), "a living run is nobody else's to sweep"
     os.kill(guard_pid, signal.SIGKILL)
     process.kill()
     process.wait()

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.hosts.stub_on_host import PRELUDE, TOOL, call, enabled, mark, prepare, reset
+from tests.hosts.stub_on_host import PRELUDE, TOOL, call, enabled, mark, reset
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -20,13 +20,6 @@ WATCH = """
     for event in follow(folder):
         print(event.step, event.state, flush=True)
 """
-
-
-@pytest.fixture(scope="module", params=["bookworm", "trixie"])
-def machine(request, make_host):
-    host = make_host(request.param, engine=True)
-    prepare(host)
-    return host
 
 
 @pytest.fixture

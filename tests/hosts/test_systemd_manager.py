@@ -5,16 +5,9 @@ import sys
 
 import pytest
 
-from tests.hosts.stub_on_host import USER, call, enabled, mark, prepare, reset
+from tests.hosts.stub_on_host import USER, call, enabled, mark, reset
 
 pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(scope="module", params=["bookworm", "trixie"])
-def machine(request, make_host):
-    host = make_host(request.param, engine=True)
-    prepare(host)
-    return host
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import ToolkitError
-from toolkit.hostside.operations import OPERATIONS
+from toolkit.hostside.operations import OPERATIONS, RESERVED
 from toolkit.hostside.protocol import BEAT, MAX_LINE, error_to_json
 
 
@@ -65,8 +65,9 @@ def main() -> None:
     os.dup2(2, 1)
     ended = threading.Event()
     threading.Thread(target=_beat, args=(line, ended), daemon=True).start()
-    for text in iter(lambda: sys.stdin.buffer.readline(MAX_LINE), b""):
-        line.send(_answer(json.loads(text), line))
+    with RESERVED:
+        for text in iter(lambda: sys.stdin.buffer.readline(MAX_LINE), b""):
+            line.send(_answer(json.loads(text), line))
     ended.set()
 
 

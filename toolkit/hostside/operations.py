@@ -26,7 +26,7 @@ from toolkit.release.request import Outcome
 from toolkit.remote.bootstrap import MARKER, REMEMBERED
 from toolkit.service.files import make_private, replace_file
 
-_RESERVED = contextlib.ExitStack()
+RESERVED = contextlib.ExitStack()  # locks that are kept until the agent ends
 
 Send = Callable[[dict[str, Any]], None]
 Args = Mapping[str, Any]
@@ -161,7 +161,7 @@ def reserve(args: Args, _: Send) -> dict[str, Any]:
     # Before the first deploy there is nothing that anyone else could be changing.
     if known:
         held = controller.reserve(known[0].layout, name, args["command"], wait=args["lock_wait"])
-        _RESERVED.enter_context(held)
+        RESERVED.enter_context(held)
     return {"service": name, "reserved": bool(known)}
 
 
