@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,12 +22,14 @@ from toolkit.cli.options import (
     Yes,
 )
 from toolkit.cli.output import answer, emit, say
+from toolkit.cli.plans import confirm_undone, show_plan
 from toolkit.errors import EXIT_DIFFERENT, ConfigError
 
 if TYPE_CHECKING:
     from toolkit.deploy.prepare import Prepared
     from toolkit.release.request import Outcome
 
+HERE = "this machine"
 deploy_app = typer.Typer(help="Deploy a profile.", no_args_is_help=True, rich_markup_mode=None)
 
 
@@ -59,7 +60,7 @@ def deploy_profile(
 ) -> None:
     """Deploy a profile, here or on hosts: provision, build, restart once, judge, keep or undo."""
     from toolkit.cli.progress import Lines
-    from toolkit.deploy.flow import deploy
+    from toolkit.deploy.flow import deploy, describe
     from toolkit.deploy.judging import Judging
 
     where = fleet.where(inventory, limit, batch=batch, parallel=parallel)
@@ -68,7 +69,7 @@ def deploy_profile(
         fleet.deploy(name, overlays or (), sets or (), where, manner, new_baseline=new_baseline)
         return
     prepared = _prepare(name, overlays, sets)
-    _show_plan(prepared, say)
+    show_plan(prepared.plan.to_json(), HERE, say)
     if prepared.plan.empty:
         _finish(prepared, None, as_json=as_json)
         return
@@ -76,7 +77,7 @@ def deploy_profile(
         raise ConfigError(
             "--json changes nothing without --yes", hint="add --yes, or use ddtoolkit plan --json"
         )
-    _confirm_undone(prepared, yes=yes)
+    confirm_undone({HERE: describe(prepared.plan.undone_swaps)}, yes=yes)
     lines = Lines(verbose=verbose)
     outcome = deploy(
         prepared, lines.watcher(), lock_wait=lock_wait, judging=Judging(new_baseline=new_baseline)
@@ -103,7 +104,7 @@ def plan(
             raise typer.Exit(EXIT_DIFFERENT)
         return
     prepared = _prepare(name, overlays, sets)
-    _show_plan(prepared, say if as_json else answer)
+    show_plan(prepared.plan.to_json(), HERE, say if as_json else answer)
     if as_json:
         emit(prepared.plan.to_json())
     if exit_code and not prepared.plan.empty:
@@ -118,42 +119,6 @@ def _prepare(name: str, overlays: Overlays, sets: Sets) -> Prepared:
     for warning in resolved.warnings:
         say(f"warning: {warning}")
     return prepare(resolved)
-
-
-def _show_plan(prepared: Prepared, tell: Callable[[str], None]) -> None:
-    made = prepared.plan
-    if made.empty:
-        tell(f"{made.service}: nothing to do, the profile is deployed and the service runs")
-        return
-    tell(f"plan for {made.service} on this machine:")
-    for step in made.steps:
-        tell(f"  {step.action:<12} {step.reasons[0]}")
-        for reason in step.reasons[1:]:
-            tell(f"  {'':<12} {reason}")
-    if made.has("restart"):
-        known = "unknown" if made.downtime is None else f"about {made.downtime:.0f} s"
-        tell(f"  expected time without a server: {known}")
-    for note in made.notes:
-        tell(f"  note: {note}")
-
-
-def _confirm_undone(prepared: Prepared, *, yes: bool) -> None:
-    import sys
-
-    from toolkit.deploy.flow import describe
-
-    undone = prepared.plan.undone_swaps
-    if not undone or yes:
-        return
-    say("this deploy sets back what was swapped since the last one:")
-    for line in describe(undone):
-        say(f"  {line}")
-    if not sys.stdin.isatty():
-        raise ConfigError(
-            "swapped keys would be set back", hint="add --yes to set them back, or --set to keep a value"
-        )
-    if not typer.confirm("set them back?", err=True):
-        raise typer.Exit(1)
 
 
 def _finish(prepared: Prepared, outcome: Outcome | None, *, as_json: bool) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import typer
 
 from toolkit.cli.board import Board
 from toolkit.cli.output import answer, emit, say
+from toolkit.cli.plans import confirm_undone, show_plan
 from toolkit.errors import ConfigError, ToolkitError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def deploy(
 ) -> None:
     """Deploy a profile on the hosts that carry it."""
     from toolkit.fleet.connections import Connections
-    from toolkit.fleet.deploy import deploy_in_turn, desired, plan_everywhere, provision
+    from toolkit.fleet.deploy import deploy_in_turn, desired, plan_everywhere, provision, untouched
     from toolkit.profile.loading import load_profile
 
     resolved = load_profile(name, overlays=overlays, sets=sets)
@@ -84,10 +84,11 @@ def deploy(
         plans = plan_everywhere(wanted, connections, limit=where.parallel)
         _show_plans(plans, say)
         if all(item.error is not None or item.value["plan"]["empty"] for item in plans):
-            _end([_untouched(item) for item in plans], manner)
+            _end([untouched(item) for item in plans], manner)
             return
         _need_yes(manner)
-        _confirm_undone(plans, yes=manner.yes)
+        undone = {item.host: item.value["undone"] for item in plans if item.error is None}
+        confirm_undone(undone, yes=manner.yes)
         options = {"lock_wait": manner.lock_wait, "new_baseline": new_baseline}
         with Board([host.name for host in hosts], verbose=manner.verbose) as board:
             plans = provision(wanted, where.inventory, plans, board.tell)
@@ -108,6 +109,7 @@ def plan(name: str, overlays: Sequence[Path], sets: Sequence[str], where: Where,
     with Connections(hosts, python=resolved.profile.host.python) as connections:
         plans = plan_everywhere(desired(resolved), connections, limit=where.parallel)
     _show_plans(plans, say if as_json else answer)
+    show_errors(plans)
     if as_json:
         emit(to_json(plans))
     if code := worst(plans):
@@ -243,9 +245,9 @@ def _change(
     preview: Callable[[Connections, str], list[HostResult]] | None,
     unchanged: Callable[[Any], bool],
 ) -> None:
+    from toolkit.fleet.change import change_in_turn
     from toolkit.fleet.connections import Connections
-    from toolkit.fleet.drain import drained, exit_code_of
-    from toolkit.fleet.many import in_turn
+    from toolkit.fleet.drain import drained
 
     service = _named(name)
     hosts = _carrying(where, service)
@@ -275,8 +277,15 @@ def _change(
                     return run()
                 return drained(connections.hosts[host], run, board.tell)
 
-            connections.reserve(names, service, _words(operation, args), wait=manner.lock_wait)
-            results = in_turn(names, work, batch=where.batch, grade=exit_code_of)
+            results = change_in_turn(
+                connections,
+                names,
+                work,
+                service=service,
+                command=_words(operation, args),
+                lock_wait=manner.lock_wait,
+                batch=where.batch,
+            )
     _end([*failed, *results], manner)
 
 
@@ -308,13 +317,6 @@ def _warn(warnings: Sequence[Any]) -> None:
         say(f"warning: {warning}")
 
 
-def _untouched(item: HostResult) -> HostResult:
-    """The result of a host on which there was nothing to do, in the form of any other."""
-    if item.error is not None:
-        return item
-    return replace(item, value={"plan": item.value["plan"], "outcome": None})
-
-
 def _need_yes(manner: Manner) -> None:
     if manner.as_json and not manner.yes:
         raise ConfigError("--json changes nothing without --yes", hint="add --yes")
@@ -322,33 +324,8 @@ def _need_yes(manner: Manner) -> None:
 
 def _show_plans(plans: Sequence[HostResult], tell: Callable[[str], None]) -> None:
     for item in plans:
-        if item.error is not None:
-            continue
-        made = item.value["plan"]
-        if made["empty"]:
-            tell(f"{item.host}: nothing to do, {made['service']} is deployed and runs")
-            continue
-        tell(f"plan for {made['service']} on {item.host}:")
-        for step in made["steps"]:
-            for number, reason in enumerate(step["reasons"]):
-                tell(f"  {'' if number else step['action']:<12} {reason}")
-    show_errors(plans)
-
-
-def _confirm_undone(plans: Sequence[HostResult], *, yes: bool) -> None:
-    undone = {item.host: item.value["undone"] for item in plans if item.value and item.value["undone"]}
-    if not undone or yes:
-        return
-    for host, lines in undone.items():
-        say(f"{host}: this deploy sets back what was swapped since the last one:")
-        for line in lines:
-            say(f"  {line}")
-    if not sys.stdin.isatty():
-        raise ConfigError(
-            "swapped keys would be set back", hint="add --yes to set them back, or --set to keep a value"
-        )
-    if not typer.confirm("set them back?", err=True):
-        raise typer.Exit(1)
+        if item.error is None:
+            show_plan(item.value["plan"], item.host, tell)
 
 
 def _show_changes(operation: str, service: str, previews: Sequence[HostResult]) -> None:

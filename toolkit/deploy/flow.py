@@ -21,7 +21,7 @@ from toolkit.profile.loading import change_profile, differences, profile_from_da
 from toolkit.profile.schema import Profile
 from toolkit.profile.secrets import require_secrets
 from toolkit.provision.playbook import run_local
-from toolkit.provision.requirements import missing, requirements
+from toolkit.provision.requirements import Requirements, missing, requirements
 from toolkit.release.control import run_request
 from toolkit.release.controller import Session, hold
 from toolkit.release.host import ServiceHost
@@ -46,8 +46,17 @@ class Watcher:
     event: Callable[[Event], None]
 
 
-def deploy(prepared: Prepared, watcher: Watcher, *, lock_wait: float, judging: Judging) -> Outcome | None:
+def deploy(
+    prepared: Prepared, watcher: Watcher, *, lock_wait: float, judging: Judging, here: bool = True
+) -> Outcome | None:
     """Carry out a planned deploy.
+
+    Args:
+        prepared: what is to be done.
+        watcher: told of every step.
+        lock_wait: seconds to wait for the lock.
+        judging: how the release is judged.
+        here: whether this is the control machine, which alone runs Ansible.
 
     Returns:
         The transaction's outcome; None when provisioning was all there was to do.
@@ -58,6 +67,8 @@ def deploy(prepared: Prepared, watcher: Watcher, *, lock_wait: float, judging: J
         ToolkitError: provisioning or the build failed; nothing that serves was touched.
     """
     plan = prepared.plan
+    if plan.has("provision") and not here:
+        raise _unprovisioned(prepared.host.name, prepared.needed)
     if plan.has("release"):
         require_secrets(prepared.profile)
     remember(prepared.service)
@@ -80,9 +91,23 @@ def deploy(prepared: Prepared, watcher: Watcher, *, lock_wait: float, judging: J
 
 
 def swap(
-    service: Deployed, sets: Sequence[str], watcher: Watcher, *, lock_wait: float, judging: Judging
+    service: Deployed,
+    sets: Sequence[str],
+    watcher: Watcher,
+    *,
+    lock_wait: float,
+    judging: Judging,
+    here: bool = True,
 ) -> Outcome | None:
     """Change keys of the profile that is deployed, by one transaction.
+
+    Args:
+        service: the service.
+        sets: `key.path=value`.
+        watcher: told of every step.
+        lock_wait: seconds to wait for the lock.
+        judging: how the release is judged.
+        here: whether this is the control machine, which alone runs Ansible.
 
     Returns:
         The outcome; None when every key has the asked value already.
@@ -99,7 +124,10 @@ def swap(
             return None
         require_secrets(profile)
         # What is on the host already needs no provisioning, but a swap may ask for more of the host.
-        if missing(requirements(profile, service.layout)):
+        needed = requirements(profile, service.layout)
+        if missing(needed):
+            if not here:
+                raise _unprovisioned(service.name, needed)
             provision(profile, service, watcher)
         swapped = tuple({*current.swapped, *(change.key for change in changes)})
         data = profile.model_dump(mode="json", by_alias=True)
@@ -204,6 +232,13 @@ def full_test(service: Deployed, watcher: Watcher, *, lock_wait: float) -> Outco
             comparison=comparison_of(profile, current.path, current.manifest, service.layout),
         )
         return run_request(session, request, watcher.event)
+
+
+def _unprovisioned(name: str, needed: Requirements) -> ToolkitError:
+    return ToolkitError(
+        f"{name}: the host lacks what this needs: {'; '.join(missing(needed))}",
+        hint=f"ddtoolkit deploy profile {name} -i INVENTORY provisions it through Ansible",
+    )
 
 
 def provision(profile: Profile, service: Deployed, watcher: Watcher) -> None:

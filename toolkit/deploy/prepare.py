@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,12 +13,14 @@ from toolkit.deploy.locate import Deployed, layout_of
 from toolkit.errors import ConfigError, ToolkitError
 from toolkit.plan.steps import CurrentRelease, Desired, Observed, Plan, make_plan
 from toolkit.profile.loading import ResolvedProfile, profile_from_data
-from toolkit.profile.schema import Profile
+from toolkit.profile.schema import Profile, SecretRef
+from toolkit.profile.secrets import SECRETS, resolve_secret
 from toolkit.provision.requirements import Requirements, missing, requirements
 from toolkit.release import history
 from toolkit.release.host import ServiceHost
 from toolkit.release.store import Release
 from toolkit.service import ports
+from toolkit.service.secrets import stored_secrets
 
 _SYSTEMD_RUNS = Path("/run/systemd/system")  # sd_booted(3)
 
@@ -57,12 +60,18 @@ class Prepared:
         return None if self.current is None else self.current.id
 
 
-def prepare(resolved: ResolvedProfile, *, sources: dict[str, bytes] | None = None) -> Prepared:
+def prepare(
+    resolved: ResolvedProfile,
+    *,
+    sources: dict[str, bytes] | None = None,
+    secrets: Mapping[str, str] | None = None,
+) -> Prepared:
     """Observe this machine and plan the deploy of a profile on it.
 
     Args:
         resolved: the profile.
         sources: the files that it was read from; None: they are read here.
+        secrets: values of secrets by the file that the profile refers to, where that is yet to be written.
 
     Raises:
         ConfigError: the profile needs what this machine or this release of the toolkit cannot do.
@@ -75,12 +84,36 @@ def prepare(resolved: ResolvedProfile, *, sources: dict[str, bytes] | None = Non
     needed = requirements(profile, service.layout)
     environment = embedded_environment(profile.host.python)
     current = host.store.current()
-    desired = Desired(resolved.data, environment, checkpoint_marks(profile))
+    renewed = _renewed(profile, current, secrets or {})
+    desired = Desired(resolved.data, environment, checkpoint_marks(profile), renewed)
     observed = _observe(profile, host, needed, current)
     plan = make_plan(service.name, desired, observed)
     if sources is None:
         sources = {source.path.name: source.path.read_bytes() for source in resolved.sources}
     return Prepared(resolved, service, host, needed, environment, current, plan, sources)
+
+
+def _renewed(profile: Profile, current: Release | None, given: Mapping[str, str]) -> list[str]:
+    """Keys of the secrets that are others now than when the current release was started."""
+    if current is None:
+        return []
+    try:
+        stored = stored_secrets(current.unit)
+    except ToolkitError:
+        return []  # a damaged release is replaced whatever its secrets are
+    found = []
+    for key in SECRETS:
+        reference: SecretRef | None = getattr(profile.service, key)
+        known = stored.get(key.replace("_", "-"))
+        if reference is None or known is None:
+            continue
+        try:
+            value = given.get(reference.file or "") or resolve_secret(reference).reveal()
+        except ConfigError:
+            continue  # a deploy that needs it will say so
+        if value != known:
+            found.append(f"service.{key}")
+    return found
 
 
 def _observe(profile: Profile, host: ServiceHost, needed: Requirements, current: Release | None) -> Observed:

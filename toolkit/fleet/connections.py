@@ -76,14 +76,13 @@ class Connections:
             tell({"step": ["reconnect", error.message]})
         return self._resume(name, args["service"], watch, lambda: since)
 
-    def reserve(self, names: Sequence[str], service: str, command: str, *, wait: float) -> None:
-        """Take the service's lock on all hosts, in order of name, or on none.
+    def reserve(self, name: str, service: str, command: str, *, wait: float) -> None:
+        """Take the service's lock on a host, until its agent ends.
 
         Raises:
-            LockedError: somewhere someone else holds it; what was taken is freed when the agents end.
+            LockedError: someone else holds it.
         """
-        for name in sorted(names):
-            self.call(name, "reserve", {"service": service, "command": command, "lock_wait": wait})
+        self.call(name, "reserve", {"service": service, "command": command, "lock_wait": wait})
 
     def _resume(self, name: str, service: str, tell: Tell, since: Callable[[], float]) -> Any:
         end = time.monotonic() + _PATIENCE

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from toolkit.deploy.locate import layout_of
+from toolkit.fleet.change import change_in_turn
 from toolkit.fleet.connections import Connections
-from toolkit.fleet.drain import TellHost, drained, exit_code_of
-from toolkit.fleet.many import at_once, in_turn
+from toolkit.fleet.drain import TellHost, drained
 from toolkit.fleet.results import HostResult
 from toolkit.profile.loading import ResolvedProfile
-from toolkit.profile.secrets import resolve_secret
+from toolkit.profile.secrets import SECRETS, require_secrets, resolve_secret
 from toolkit.provision.playbook import TaskResult, run_on_hosts
 from toolkit.provision.requirements import requirements
-from toolkit.remote.agent import NotReadyError
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class Desired:
 
     def args(self) -> dict[str, Any]:
         """What the agent's `plan` takes."""
-        return {"profile": self.data, "sources": self.sources}
+        return {"profile": self.data, "sources": self.sources, "secrets": self.secrets}
 
 
 def desired(resolved: ResolvedProfile) -> Desired:
@@ -50,29 +49,32 @@ def desired(resolved: ResolvedProfile) -> Desired:
         ConfigError: a secret cannot be read.
     """
     profile = resolved.profile
-    layout = layout_of(profile)
-    data = dict(resolved.data)
-    secrets = {}
-    for key in ("api_key", "admin_api_key"):
-        reference = getattr(profile.service, key)
-        if reference is not None:
-            place = str(layout.service(profile.name).state / "given" / key)
-            secrets[place] = resolve_secret(reference).reveal()
-            data["service"] = {**data["service"], key: {"file": place}}
+    require_secrets(profile)
+    secrets = {
+        place: resolve_secret(getattr(profile.service, key)).reveal()
+        for key, place in _secret_files(resolved).items()
+    }
     files = {item.path.name: base64.b64encode(item.path.read_bytes()).decode() for item in resolved.sources}
-    return Desired(profile.name, data, files, secrets, requirements(profile, layout).settings())
+    settings = requirements(profile, layout_of(profile)).settings()
+    return Desired(profile.name, hosted_data(resolved), files, secrets, settings)
+
+
+def hosted_data(resolved: ResolvedProfile) -> dict[str, Any]:
+    """A profile's JSON form as a host has it, where secrets are files."""
+    places = {key: {"file": place} for key, place in _secret_files(resolved).items()}
+    return {**resolved.data, "service": {**resolved.data["service"], **places}}
+
+
+def _secret_files(resolved: ResolvedProfile) -> dict[str, str]:
+    """Where the host keeps each secret of the profile."""
+    profile = resolved.profile
+    folder = layout_of(profile).service(profile.name).state / "given"
+    return {key: str(folder / key) for key in SECRETS if getattr(profile.service, key) is not None}
 
 
 def plan_everywhere(wanted: Desired, connections: Connections, *, limit: int) -> list[HostResult]:
-    """What a deploy would do, by host; a host that is not ready for the agent needs everything."""
-
-    def plan(name: str) -> Any:
-        try:
-            return connections.call(name, "plan", wanted.args())
-        except NotReadyError as error:
-            return {"plan": _everything(wanted, error.message), "current": None, "undone": []}
-
-    return at_once(list(connections.hosts), plan, limit=limit)
+    """What a deploy would do, by host."""
+    return connections.everywhere("plan", wanted.args(), limit=limit)
 
 
 def provision(
@@ -105,48 +107,41 @@ def deploy_in_turn(
 
     Hosts whose plan is empty are left alone, those whose plan failed keep their error.
     """
-    by_host = {item.host: item for item in plans}
+    planned = {item.host: item.value for item in plans if item.error is None}
 
     def work(name: str) -> Any:
-        earlier = by_host[name]
-        if earlier.error is not None:
-            raise earlier.error
-        plan = earlier.value["plan"]
-        if plan["empty"]:
-            return {"plan": plan, "outcome": None}
+        plan = planned[name]["plan"]
         args = {
             **wanted.args(),
             **options,
             "service": wanted.service,
-            "secrets": wanted.secrets,
-            "current": earlier.value["current"],
+            "current": planned[name]["current"],
         }
 
         def change() -> Any:
             return connections.change(name, "deploy", args, lambda message: tell(name, message))
 
-        if not _has(plan, "restart"):
-            return {"plan": plan, **change()}
-        return {"plan": plan, **drained(connections.hosts[name], change, tell)}
+        value = drained(connections.hosts[name], change, tell) if _has(plan, "restart") else change()
+        return {"plan": plan, **value}
 
-    # A host that could not even be planned does not hold up the others: it is not part of the sequence.
-    names = [item.host for item in plans if item.error is None]
-    changed = [name for name in names if not by_host[name].value["plan"]["empty"]]
-    command = f"deploy profile {wanted.service}"
-    connections.reserve(changed, wanted.service, command, wait=options["lock_wait"])
-    done = {item.host: item for item in in_turn(names, work, batch=batch, grade=exit_code_of)}
-    return [done.get(item.host, item) for item in plans]
+    done = change_in_turn(
+        connections,
+        [name for name, value in planned.items() if not value["plan"]["empty"]],
+        work,
+        service=wanted.service,
+        command=f"deploy profile {wanted.service}",
+        lock_wait=options["lock_wait"],
+        batch=batch,
+    )
+    changed = {item.host: item for item in done}
+    return [changed.get(item.host) or untouched(item) for item in plans]
 
 
-def _everything(wanted: Desired, reason: str) -> dict[str, Any]:
-    steps = [
-        {"action": "provision", "reasons": [reason]},
-        {"action": "build", "reasons": ["nothing is built yet"]},
-        {"action": "release", "reasons": ["first deploy of this service"]},
-        {"action": "start", "reasons": ["the service does not run"]},
-        {"action": "acceptance", "reasons": [f"level {wanted.data['acceptance']['level']}"]},
-    ]
-    return {"service": wanted.service, "steps": steps, "empty": False, "downtime": 0.0, "notes": []}
+def untouched(item: HostResult) -> HostResult:
+    """The result of a host that could not be planned, or on which there is nothing to do."""
+    if item.error is not None:
+        return item
+    return replace(item, value={"plan": item.value["plan"], "outcome": None})
 
 
 def _has(plan: dict[str, Any], action: str) -> bool:

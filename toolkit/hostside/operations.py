@@ -58,7 +58,9 @@ def deploy(args: Args, send: Send) -> dict[str, Any]:
             f"{prepared.host.name} was changed while this deploy was planned",
             hint="run the same command again to see the new plan",
         )
-    outcome = flow.deploy(prepared, _watcher(send), lock_wait=args["lock_wait"], judging=_judging(args))
+    outcome = flow.deploy(
+        prepared, _watcher(send), lock_wait=args["lock_wait"], judging=_judging(args), here=False
+    )
     return _ended(prepared.service, outcome)
 
 
@@ -74,7 +76,12 @@ def swap(args: Args, send: Send) -> dict[str, Any]:
     _identify(args)
     service = find_service(args["service"])
     outcome = flow.swap(
-        service, args["sets"], _watcher(send), lock_wait=args["lock_wait"], judging=_judging(args)
+        service,
+        args["sets"],
+        _watcher(send),
+        lock_wait=args["lock_wait"],
+        judging=_judging(args),
+        here=False,
     )
     return _ended(service, outcome)
 
@@ -219,12 +226,12 @@ def _prepared(args: Args) -> Prepared:
     profile = profile_from_data(args["profile"])
     sources = {name: base64.b64decode(text) for name, text in args.get("sources", {}).items()}
     resolved = ResolvedProfile(profile, dict(args["profile"]), {}, (), ())
-    return prepare(resolved, sources=sources)
+    return prepare(resolved, sources=sources, secrets=args["secrets"])
 
 
 def _keep_secrets(args: Args) -> None:
     """Put secrets that came with the request where the profile now refers to."""
-    for place, value in args.get("secrets", {}).items():
+    for place, value in args["secrets"].items():
         path = Path(place)
         try:
             make_private(path.parent)

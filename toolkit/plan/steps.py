@@ -38,11 +38,13 @@ class Desired:
         profile: the resolved profile, JSON form.
         environment: the engine's environment.
         checkpoints: size, mtime and inode of the checkpoints' files.
+        renewed: keys of secrets whose values are not those that the current release was started with.
     """
 
     profile: Mapping[str, Any]
     environment: Environment
     checkpoints: Mapping[str, Any]
+    renewed: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,8 @@ def make_plan(service: str, desired: Desired, observed: Observed) -> Plan:
         steps.append(Step("build", build))
     changes = tuple(differences(observed.release.profile, desired.profile)) if observed.release else ()
     release = _release_reasons(observed.release, changes, build, damaged=observed.damage is not None)
+    if observed.release is not None:
+        release += tuple(f"{key} has a new value" for key in desired.renewed)
     running = observed.state in ("running", "starting")
     downtime: float | None = 0.0
     if release:

@@ -18,6 +18,7 @@ from toolkit.errors import ConfigError, Problem
 from toolkit.profile.schema import Profile, SecretRef
 
 MAX_BYTES = 64 * 1024
+SECRETS = ("api_key", "admin_api_key")  # keys of the profile's service section
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ def require_secrets(profile: Profile) -> None:
         ConfigError: each that cannot, with its key and the reason.
     """
     problems = []
-    for name in ("api_key", "admin_api_key"):
+    for name in SECRETS:
         reference: SecretRef | None = getattr(profile.service, name)
         if reference is None:
             continue

@@ -1,0 +1,60 @@
+"""Showing a plan, and asking before it sets back what was swapped."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import typer
+
+from toolkit.cli.output import say
+from toolkit.errors import ConfigError
+
+
+def show_plan(plan: Mapping[str, Any], where: str, tell: Callable[[str], None]) -> None:
+    """Print a plan.
+
+    Args:
+        plan: its JSON form.
+        where: the host, or `this machine`.
+        tell: prints a line: on standard output where the plan is what was asked for.
+    """
+    if plan["empty"]:
+        tell(f"{plan['service']} on {where}: nothing to do, the profile is deployed and the service runs")
+        return
+    tell(f"plan for {plan['service']} on {where}:")
+    for step in plan["steps"]:
+        for number, reason in enumerate(step["reasons"]):
+            tell(f"  {'' if number else step['action']:<12} {reason}")
+    if any(step["action"] == "restart" for step in plan["steps"]):
+        known = "unknown" if plan["downtime"] is None else f"about {plan['downtime']:.0f} s"
+        tell(f"  expected time without a server: {known}")
+    for note in plan["notes"]:
+        tell(f"  note: {note}")
+
+
+def confirm_undone(undone: Mapping[str, Sequence[str]], *, yes: bool) -> None:
+    """Ask before a deploy sets back what was swapped since the last one.
+
+    Args:
+        undone: lines of the diff, by host.
+        yes: do not ask.
+
+    Raises:
+        ConfigError: there is nobody to ask.
+        Exit: the answer is no.
+    """
+    if yes or not any(undone.values()):
+        return
+    for where, lines in undone.items():
+        if lines:
+            say(f"{where}: this deploy sets back what was swapped since the last one:")
+        for line in lines:
+            say(f"  {line}")
+    if not sys.stdin.isatty():
+        raise ConfigError(
+            "swapped keys would be set back", hint="add --yes to set them back, or --set to keep a value"
+        )
+    if not typer.confirm("set them back?", err=True):
+        raise typer.Exit(1)
