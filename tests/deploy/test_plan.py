@@ -37,6 +37,13 @@ def test_what_is_deployed_and_runs_needs_nothing() -> None:
     assert made.downtime == 0
 
 
+def test_a_secret_with_a_new_value_needs_a_release() -> None:
+    desired = Desired(PROFILE, ENVIRONMENT, {}, ["service.api_key"])
+    made = make_plan("x", desired, Observed(release=current(), state="running"))
+    assert actions(made) == ["release", "restart", "acceptance"]
+    assert made.steps[0].reasons == ("service.api_key has a new value",)
+
+
 def test_a_first_deploy_does_everything_in_order() -> None:
     made = plan(Observed(missing=["folder /x is missing"]))
     assert actions(made) == ["provision", "build", "release", "start", "acceptance"]

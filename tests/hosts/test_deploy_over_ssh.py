@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,75 +13,236 @@ from typing import Any
 import pytest
 
 from tests.hosts.conftest import MakeHost
-from tests.hosts.inventory import write_inventory
+from tests.hosts.inventory import host_variables, write_inventory
 from tests.hosts.machines import Host
+from toolkit.fleet.connections import Connections
+from toolkit.inventory.host import Host as KnownHost
 
 pytestmark = pytest.mark.timeout(300)
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 NAME = "systemd-cpu"
+KEY = "of-the-test-9c1f"
+SETS = ("--set", f"host.python={sys.executable}", "--set", "service.api_key.env=SERVER_KEY")
+PROGRAM = Path(sys.executable).parent / "ddtoolkit"
 
 
 @pytest.fixture(scope="module")
-def served(make_host: MakeHost) -> Host:
-    return make_host("bookworm", name="ct200", engine=True, disk="4G")
+def hosts(make_host: MakeHost) -> tuple[Host, Host]:
+    return tuple(
+        make_host(release, name=name, engine=True, disk="4G")
+        for release, name in (("bookworm", "ct200"), ("trixie", "ct201"))
+    )
 
 
 @pytest.fixture(scope="module")
-def ddtoolkit(served: Host, tmp_path_factory: pytest.TempPathFactory) -> Command:
-    """The command with the host's inventory; it has to end with the status that is named."""
-    inventory = tmp_path_factory.mktemp("inventory") / "inventory.yaml"
-    write_inventory(inventory, [served], {"ct200": {"ddtoolkit_profiles": [NAME]}})
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the load balancer's hooks write."""
+    return tmp_path_factory.mktemp("balancer") / "log"
 
-    def run(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
-        command = [Path(sys.executable).parent / "ddtoolkit", *arguments, "-i", inventory]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+
+@pytest.fixture(scope="module")
+def inventory(hosts: tuple[Host, Host], log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    def hook(word: str, host: Host) -> list[str]:
+        return [sys.executable, "-c", f"open({str(log)!r}, 'a').write('{word} {host.name} ')"]
+
+    return write_inventory(
+        tmp_path_factory.mktemp("inventory") / "inventory.yaml",
+        hosts,
+        {
+            host.name: {
+                "ddtoolkit_profiles": [NAME],
+                "ddtoolkit_drain": hook("drain", host),
+                "ddtoolkit_undrain": hook("undrain", host),
+            }
+            for host in hosts
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def ddtoolkit(inventory: Path) -> Command:
+    """The command with the hosts' inventory; it has to end with the status that is named."""
+
+    def run(*arguments: str, status: int = 0, key: str = KEY) -> subprocess.CompletedProcess[str]:
+        command = [PROGRAM, *arguments, "-i", inventory]
+        environment = os.environ | {"SERVER_KEY": key}
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=280, env=environment
+        )
         assert done.returncode == status, done.stdout + done.stderr
+        assert KEY not in done.stdout + done.stderr
         return done
 
     return run
 
 
-def deploy(ddtoolkit: Command, *more: str) -> dict[str, Any]:
-    python = f"host.python={sys.executable}"
-    done = ddtoolkit("deploy", "profile", NAME, "--set", python, "--yes", "--json", *more)
-    result: dict[str, Any] = json.loads(done.stdout)["hosts"]["ct200"]["result"]
-    return result
+def results(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {host: item["result"] for host, item in json.loads(done.stdout)["hosts"].items()}
+    return found
 
 
-def test_a_host_is_deployed_changed_judged_and_brought_back(served: Host, ddtoolkit: Command) -> None:
-    first = deploy(ddtoolkit)
-    assert first["outcome"]["status"] == "committed"
-    assert first["report"]["verdict"] == "accepted"
-    assert served.root(["systemctl", "is-enabled", f"ddtoolkit-{NAME}"]).stdout.strip() == "enabled"
+def deploy(ddtoolkit: Command) -> dict[str, Any]:
+    return results(ddtoolkit("deploy", "profile", NAME, *SETS, "--batch", "2", "--yes", "--json"))
 
-    again = deploy(ddtoolkit)
-    assert again["plan"]["empty"]
-    assert again["outcome"] is None
 
+@pytest.fixture(scope="module")
+def first(ddtoolkit: Command) -> dict[str, Any]:
+    """The first deploy of both hosts."""
+    return deploy(ddtoolkit)
+
+
+def served_pids(ddtoolkit: Command) -> dict[str, int]:
+    found = results(ddtoolkit("status", NAME, "--json"))
+    assert all(item[0]["state"] == "running" for item in found.values()), found
+    return {host: item[0]["pid"] for host, item in found.items()}
+
+
+def test_both_hosts_are_accepted_and_enabled(first: dict[str, Any], hosts: tuple[Host, Host]) -> None:
+    for host in hosts:
+        assert first[host.name]["outcome"]["status"] == "committed"
+        assert first[host.name]["report"]["verdict"] == "accepted"
+        unit = f"ddtoolkit-{NAME}"
+        assert host.root(["systemctl", "is-enabled", unit]).stdout.strip() == "enabled"
+
+
+def test_the_key_reaches_the_server_and_nobody_else(first: dict[str, Any], hosts: tuple[Host, Host]) -> None:
+    host = hosts[0]
+    body = json.dumps({"prompt": "def f(", "max_tokens": 2})
+    ask = [
+        "curl",
+        "-s",
+        "-o",
+        "/dev/null",
+        "-w",
+        "%{http_code}",
+        "-d",
+        body,
+        "-H",
+        "Content-Type: application/json",
+    ]
+    url = f"http://127.0.0.1:{host.forward(30000)}/v1/completions"
+    for header, code in (([], "401"), (["-H", f"Authorization: Bearer {KEY}"], "200")):
+        said = subprocess.run([*ask, *header, url], capture_output=True, text=True, check=True, timeout=60)
+        assert said.stdout == code
+    shown = host.root(["sh", "-c", f"ps axeww; systemctl cat ddtoolkit-{NAME}; journalctl -o cat"]).stdout
+    assert "toolkit.ddtree.server" in shown
+    assert KEY not in shown
+    readable = ["su", "-s", "/bin/sh", "ddtoolkit", "-c", f"grep -rl {KEY} /opt/ddtoolkit /var/lib/ddtoolkit"]
+    assert host.root(readable, check=False).stdout == ""
+
+
+def test_nothing_is_done_twice(first: dict[str, Any], ddtoolkit: Command) -> None:
+    pids = served_pids(ddtoolkit)
+    for result in deploy(ddtoolkit).values():
+        assert result["plan"]["empty"]
+        assert result["outcome"] is None
+    assert served_pids(ddtoolkit) == pids
+
+
+def test_a_new_value_of_a_secret_is_planned(first: dict[str, Any], ddtoolkit: Command) -> None:
+    shown = ddtoolkit("plan", NAME, *SETS, "--exit-code", key="another", status=7)
+    assert shown.stdout.count("service.api_key has a new value") == 2
+
+
+def test_a_worse_swap_is_undone_and_recorded(first: dict[str, Any], ddtoolkit: Command) -> None:
     swapped = ddtoolkit(
         "swap", NAME, "--set", "speculative.budget=7", "--set", "speculative.topk_cap=1",
-        "--set", "speculative.debug_metrics=true", "--yes", "--json", status=5,
+        "--set", "speculative.debug_metrics=true", "--limit", "ct200", "--yes", "--json", status=5,
     )  # fmt: skip
     assert "speculative.budget: 16 -> 7" in swapped.stderr
-    outcome = json.loads(swapped.stdout)["hosts"]["ct200"]["result"]["outcome"]
+    outcome = results(swapped)["ct200"]["outcome"]
     assert outcome["status"] == "rolled_back"
     assert "acceptance_length" in outcome["message"]
-    assert outcome["serving"] == first["release"]
+    assert outcome["serving"] == first["ct200"]["release"]
 
-    status = json.loads(ddtoolkit("status", NAME, "--json").stdout)["hosts"]["ct200"]["result"][0]
-    assert (status["state"], status["release"]) == ("running", first["release"])
+    history = results(ddtoolkit("history", NAME, "--json"))
+    entries = history["ct200"]["entries"]
+    assert [entry["outcome"] for entry in entries] == ["committed", "rolled_back"]
+    assert all("key SHA256:" in entry["who"] and entry["who"].endswith("as deploy") for entry in entries)
+    assert len(history["ct201"]["entries"]) == 1
 
-    history = json.loads(ddtoolkit("history", NAME, "--json").stdout)["hosts"]["ct200"]["result"]
-    assert [entry["outcome"] for entry in history["entries"]] == ["committed", "rolled_back"]
-    assert all(
-        "key SHA256:" in entry["who"] and entry["who"].endswith("as deploy") for entry in history["entries"]
+
+def test_a_swap_that_needs_provisioning_changes_nothing_and_says_so(
+    first: dict[str, Any], ddtoolkit: Command
+) -> None:
+    pids = served_pids(ddtoolkit)
+    sets = ("--set", "host.packages=[not-installed-here]")
+    refused = ddtoolkit("swap", NAME, *sets, "--limit", "ct200", "--yes", status=1)
+    assert "package not-installed-here is missing" in refused.stderr
+    assert "ddtoolkit deploy profile" in refused.stderr
+    assert served_pids(ddtoolkit) == pids
+
+
+def test_hosts_restart_in_turn_each_drained(first: dict[str, Any], ddtoolkit: Command, log: Path) -> None:
+    before = served_pids(ddtoolkit)
+    log.unlink(missing_ok=True)
+    ddtoolkit("restart", NAME, "--yes")
+    assert log.read_text(encoding="utf-8").split() == [
+        "drain", "ct200", "undrain", "ct200", "drain", "ct201", "undrain", "ct201",
+    ]  # fmt: skip
+    after = served_pids(ddtoolkit)
+    assert all(after[host] != before[host] for host in before)
+
+
+def test_hosts_are_locked_all_or_none(
+    first: dict[str, Any], ddtoolkit: Command, hosts: tuple[Host, Host]
+) -> None:
+    pids = served_pids(ddtoolkit)
+    last = KnownHost("ct201", host_variables(hosts[1]))
+    with Connections([last]) as held:
+        held.reserve("ct201", NAME, "something long", wait=0)
+        refused = ddtoolkit("restart", NAME, "--yes", "--json", status=3)
+    shown = json.loads(refused.stdout)["hosts"]
+    assert "something long" in shown["ct201"]["error"]
+    assert shown["ct200"]["skipped"] == "not begun, since ct201 could not be locked"
+    assert served_pids(ddtoolkit) == pids
+    for host in ("ct200", "ct201"):
+        lock = results(ddtoolkit("lock", "show", NAME, "--limit", host, "--json"))
+        assert lock[host]["holder"] is None
+
+
+def test_an_unreachable_host_hides_no_other(
+    first: dict[str, Any], ddtoolkit: Command, inventory: Path, hosts: tuple[Host, Host], tmp_path: Path
+) -> None:
+    lost = tmp_path / "inventory.yaml"
+    lost.write_text(
+        inventory.read_text(encoding="utf-8").replace(f"ansible_port: {hosts[0].port}", "ansible_port: 9"),
+        encoding="utf-8",
     )
+    done = subprocess.run(
+        [PROGRAM, "status", NAME, "--json", "-i", lost],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 4
+    shown = json.loads(done.stdout)["hosts"]
+    assert "no SSH at 127.0.0.1 port 9" in shown["ct200"]["error"]
+    assert shown["ct201"]["result"][0]["state"] == "running"
 
 
-def drifts(ddtoolkit: Command, status: int = 7) -> list[dict[str, str]]:
-    shown = ddtoolkit("drift", NAME, "--set", f"host.python={sys.executable}", "--json", status=status)
-    found: list[dict[str, str]] = json.loads(shown.stdout)["hosts"]["ct200"]["result"]
+def test_a_broken_connection_is_taken_up_again(
+    first: dict[str, Any], inventory: Path, hosts: tuple[Host, Host]
+) -> None:
+    host = hosts[0]
+    command = [PROGRAM, "restart", NAME, "--yes", "--limit", "ct200", "-i", inventory]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as running:
+        said = []
+        for line in running.stderr:
+            said.append(line)
+            if "start_new" in line:
+                host.root(["sh", "-c", "kill $(pgrep -f 'sshd: [d]eploy')"])
+    text = "".join(said)
+    assert running.returncode == 0, text
+    assert "reconnect" in text
+    assert "ct200: restart: committed" in text
+
+
+def drifts(ddtoolkit: Command, *more: str, status: int = 7) -> list[dict[str, str]]:
+    done = ddtoolkit("drift", NAME, *SETS, *more, "--limit", "ct200", "--json", status=status)
+    found: list[dict[str, str]] = results(done)["ct200"]
     return found
 
 
@@ -125,19 +287,23 @@ DRIFTS = [
 ]
 
 
-def test_drifts_that_hands_make_are_found(served: Host, ddtoolkit: Command) -> None:
+def test_no_drift_right_after_a_deploy(first: dict[str, Any], ddtoolkit: Command) -> None:
+    assert results(ddtoolkit("drift", NAME, *SETS, "--json")) == {"ct200": [], "ct201": []}
+
+
+def test_drifts_that_hands_make_are_found(
+    first: dict[str, Any], hosts: tuple[Host, Host], ddtoolkit: Command
+) -> None:
     assert drifts(ddtoolkit, status=0) == []
     for make, mend, said in DRIFTS:
-        served.root(["sh", "-c", make])
+        hosts[0].root(["sh", "-c", make])
         found = [item["found"] for item in drifts(ddtoolkit)]
         assert any(said in item for item in found), (make, found)
-        served.root(["sh", "-c", mend])
-    left = [item for item in drifts(ddtoolkit) if "older than its unit file" not in item["found"]]
-    assert all("not the one that was" not in item["found"] for item in left), left
+        hosts[0].root(["sh", "-c", mend])
+    ddtoolkit("restart", NAME, "--yes", "--limit", "ct200")  # younger than its unit file again
+    assert drifts(ddtoolkit, status=0) == []
 
 
-def test_a_changed_key_of_the_profile_is_a_drift(ddtoolkit: Command) -> None:
-    sets = ("--set", f"host.python={sys.executable}", "--set", "speculative.budget=32")
-    shown = ddtoolkit("drift", NAME, *sets, "--json", status=7)
-    found = {item["subject"]: item["found"] for item in json.loads(shown.stdout)["hosts"]["ct200"]["result"]}
+def test_a_changed_key_of_the_profile_is_a_drift(first: dict[str, Any], ddtoolkit: Command) -> None:
+    found = {item["subject"]: item["found"] for item in drifts(ddtoolkit, "--set", "speculative.budget=32")}
     assert found["speculative.budget"] == "16 is deployed; the profile has 32"

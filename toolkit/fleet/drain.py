@@ -38,6 +38,7 @@ def drained(host: Host, change: Callable[[], Any], tell: TellHost) -> Any:
     except ToolkitError as error:
         if host.drain is not None:
             error.message += f" ({host.name} stays drained)"
+            error.args = (error.message,)
         raise
     if exit_code_of(value) != ServiceDownError.exit_code:
         _run(host, "undrain", host.undrain, tell)
