@@ -252,11 +252,11 @@ DRIFTS = [
     ("chmod 0777 /opt/ddtoolkit/envs", "chmod 0755 /opt/ddtoolkit/envs", "mode 0777, not 0755"),
     (f"chown deploy {BASE}", f"chown root {BASE}", "belongs to deploy, not to root"),
     (f"chmod 0666 {UNIT}", f"chmod 0644 {UNIT}", "mode 0666, not 0644"),
-    (f"cp {UNIT} /u; echo '# x' >> {UNIT}", f"cp /u {UNIT}", "is not the unit of the current release"),
+    (f"cp {UNIT} /u; echo '# x' >> {UNIT}", f"cp /u {UNIT}", "is not the one that was installed"),
     (
         f"mkdir {UNIT}.d; printf '[Service]\\nNice=5\\n' > {UNIT}.d/n.conf; systemctl daemon-reload",
         f"rm -r {UNIT}.d; systemctl daemon-reload",
-        "a drop-in changes",
+        "n.conf changes the unit",
     ),
     (
         f"systemctl -q disable ddtoolkit-{NAME}",

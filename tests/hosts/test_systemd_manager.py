@@ -375,3 +375,23 @@ answer([by_hand, edited, told()])
     assert edited == [changed, unread, older, other]
     assert reloaded == [changed, older, other]
     assert mark(box) == "one"
+
+
+def test_enabling_is_no_change_by_hand_and_an_unread_drop_in_is(box):
+    before, after = call(
+        box,
+        """
+manager.start(stage("one").path)
+manager.enable()
+before = list(manager.status().differences)
+folder = Path("/etc/systemd/system/ddtoolkit-stub.service.d")
+folder.mkdir()
+(folder / "n.conf").write_text("[Service]\\nNice=5\\n")
+answer([before, list(manager.status().differences)])
+""",
+    )
+    assert before == []
+    assert after == [
+        "/etc/systemd/system/ddtoolkit-stub.service.d/n.conf changes the unit",
+        "systemd has not read the unit files that are on disk (systemctl daemon-reload)",
+    ]

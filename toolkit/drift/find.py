@@ -38,7 +38,7 @@ def find(service: Deployed, wanted: Mapping[str, Any] | None) -> list[Drift]:
     found += _host(profile, service, again)
     found += files.drifts(host, current, profile, again)
     if unit.manager == "systemd":
-        found += units.drifts(host, unit, again)
+        found += units.drifts(host)
     status = host.process_status()
     found += process.drifts(host, current, unit, status)
     if status.state == "running":

@@ -28,6 +28,8 @@ def drifts(host: ServiceHost, current: Release, unit: Unit, status: ProcessStatu
         status: what the service manager says.
     """
     restart = f"ddtoolkit restart {unit.name}"
+    for difference in status.differences:
+        yield Drift("unit", unit.name, difference, restart)
     if status.pid is None:
         if not history.stopped_on_request(host.paths):
             yield Drift(
@@ -37,8 +39,6 @@ def drifts(host: ServiceHost, current: Release, unit: Unit, status: ProcessStatu
     if status.release != current.id:
         said = f"release {status.release} runs, {current.id} is current"
         yield Drift("process", unit.name, said, restart)
-    for difference in status.differences:
-        yield Drift("process", unit.name, difference, restart)
     for left in status.leftovers:
         yield Drift("process", str(left), "outlived a stop", f"kill it: kill -9 {left.pid}")
     try:

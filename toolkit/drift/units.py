@@ -1,4 +1,7 @@
-"""The unit as systemd has it: its file, drop-ins, whether it starts at boot, and the recovery unit."""
+"""The installed units: who may write them, and whether they do their work at boot.
+
+How the unit differs from the one that was started, drop-ins included, is told by the manager's status.
+"""
 
 from __future__ import annotations
 
@@ -12,56 +15,42 @@ from toolkit.release.experiment import read_experiment
 from toolkit.release.host import ServiceHost
 from toolkit.release.recovery_unit import recovery_fault
 from toolkit.service import unit_files
-from toolkit.service.systemctl import properties, systemctl, systemd_version
-from toolkit.service.systemd import RECOVER_UNIT, render_unit, unit_name
-from toolkit.service.unit import Unit
+from toolkit.service.systemctl import properties
+from toolkit.service.systemd import RECOVER_UNIT, unit_name
 
 _MODE = 0o644
-_FACTS = ("DropInPaths", "NeedDaemonReload", "LoadState")
 
 
-def drifts(host: ServiceHost, unit: Unit, again: str) -> Iterator[Drift]:
-    """How the installed units differ from what a deploy installs.
+def drifts(host: ServiceHost) -> Iterator[Drift]:
+    """How the installed units differ from what a deploy leaves.
 
     Args:
         host: the service.
-        unit: the unit of its current release.
-        again: the command that deploys anew.
     """
-    name = unit_name(unit.name)
-    restart = f"ddtoolkit restart {unit.name}"
+    name = unit_name(host.name)
     try:
-        text = render_unit(unit, systemd_version())
-        facts = properties(name, _FACTS)
+        masked = properties(name, ["LoadState"])["LoadState"] == "masked"
     except ToolkitError as error:
-        yield Drift("unit", name, error.message, error.hint or again)
+        yield Drift("unit", name, error.message, "see: systemctl status")
         return
-    yield from _file(name, text, restart)
-    for drop_in in facts["DropInPaths"].split():
-        yield Drift("unit", drop_in, f"a drop-in changes {name}", f"remove it, then: {restart}")
-    if facts["LoadState"] == "masked":
+    if masked:
         yield Drift("unit", name, "is masked: it cannot be started", f"systemctl unmask {name}")
-    elif facts["NeedDaemonReload"] == "yes":
-        yield Drift("unit", name, "systemd has not read the file on disk", "systemctl daemon-reload")
-    # An experiment is not to survive a reboot, and what was stopped on request is not to start by itself.
-    expected = read_experiment(host.paths) is None and not history.stopped_on_request(host.paths)
-    if expected and facts["LoadState"] != "masked" and not unit_files.enabled(name):
-        yield Drift("unit", name, "is not started at boot", f"systemctl enable {name}")
+    else:
+        yield from _file(name)
+        # An experiment does not survive a reboot, and what was stopped on request does not start by itself.
+        expected = read_experiment(host.paths) is None and not history.stopped_on_request(host.paths)
+        if expected and not unit_files.enabled(name):
+            yield Drift("unit", name, "is not started at boot", f"systemctl enable {name}")
     if (fault := recovery_fault()) is not None:
-        yield Drift("unit", RECOVER_UNIT, fault, f"ddtoolkit restart {unit.name} installs it anew")
+        yield Drift("unit", RECOVER_UNIT, fault, f"ddtoolkit restart {host.name} installs it anew")
 
 
-def _file(name: str, text: str, fix: str) -> Iterator[Drift]:
+def _file(name: str) -> Iterator[Drift]:
     path = unit_files.path_of(name)
-    installed = unit_files.installed(name)
-    if systemctl("is-enabled", name).stdout.strip() == "masked":
-        return  # the file is a link to nothing then
-    if installed is None:
-        yield Drift("unit", str(path), "the unit file is missing", fix)
-        return
-    if installed != text:
-        yield Drift("unit", str(path), "is not the unit of the current release", fix)
-    status = path.lstat()
+    try:
+        status = path.lstat()
+    except OSError:
+        return  # that it is gone is a part of the status
     mode = stat.S_IMODE(status.st_mode)
     if mode != _MODE:
         yield Drift("unit", str(path), f"mode {mode:04o}, not {_MODE:04o}", f"chmod {_MODE:04o} {path}")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from toolkit.service.manager import Leftover, ProcessStatus, State
 from toolkit.service.processes import boot_id, read_stat, signal_name
 from toolkit.service.started import Started
-from toolkit.service.unit_files import digest, installed, path_of
+from toolkit.service.unit_files import digest, drop_ins, installed, path_of
 
 PROPERTIES = (
     "ActiveState",
@@ -110,14 +110,17 @@ def _end_words(facts: Mapping[str, str]) -> str:
 def _differences(unit: str, facts: Mapping[str, str], started: Started) -> Iterator[str]:
     path = path_of(unit)
     text = installed(unit)
+    edited = text is not None and digest(text) != started.digest
     if text is None:
         yield f"the unit file {path} is gone"
-    elif digest(text) != started.digest:
+    elif edited:
         yield f"the unit file {path} is not the one that was installed"
-    for drop_in in facts["DropInPaths"].split():
-        if f"/{unit}.d/" in drop_in:
-            yield f"{drop_in} changes the unit"
-    if facts["NeedDaemonReload"] == "yes":
+    read = {item for item in facts["DropInPaths"].split() if f"/{unit}.d/" in item}
+    unread = set(drop_ins(unit)) - read
+    for drop_in in sorted(read | unread):
+        yield f"{drop_in} changes the unit"
+    # By itself the property says little: 257 has it after a unit was enabled, 252 not for a new drop-in.
+    if unread or (edited and facts["NeedDaemonReload"] == "yes"):
         yield "systemd has not read the unit files that are on disk (systemctl daemon-reload)"
     began = _number(facts["ExecMainStartTimestampMonotonic"]) / 1e6
     if text is not None and facts["MainPID"] != "0" and began < _written(path.stat().st_mtime) - 1.0:

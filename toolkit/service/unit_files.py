@@ -13,6 +13,7 @@ from toolkit.service.files import replace_file
 from toolkit.service.systemctl import properties, require, systemctl
 
 FOLDER = Path("/etc/systemd/system")
+_FOLDERS = (FOLDER, *(Path(f"{root}/systemd/system") for root in ("/run", "/usr/local/lib", "/usr/lib")))
 _MODE = 0o644
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -28,6 +29,11 @@ def installed(unit: str) -> str | None:
         return path_of(unit).read_bytes().decode("utf-8", "replace")
     except OSError:
         return None
+
+
+def drop_ins(unit: str) -> list[str]:
+    """Paths of the drop-ins of `unit` on disk, whether systemd has read them or not (systemd.unit(5))."""
+    return [str(path) for folder in _FOLDERS for path in (folder / f"{unit}.d").glob("*.conf")]
 
 
 def digest(text: str) -> str:
