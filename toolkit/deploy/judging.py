@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolkit.acceptance.settings import Settings, settings_for
+from toolkit.acceptance.settings import settings_for
 from toolkit.layout import Layout
-from toolkit.profile.schema import Profile, SecretRef
+from toolkit.profile.schema import Profile
 from toolkit.release.request import Acceptance, Comparison, Launch
 from toolkit.release.store import ACCEPTANCE_FILE, Release
 from toolkit.service.command import unit_for
@@ -59,10 +59,11 @@ def acceptance_of(profile: Profile, unit: Unit, base: Release | None, judging: J
         unit.url,
         base_report=report,
         mode="acceptance" if judging.experiment_seconds is None else "experiment",
+        keys_from_environment=True,
     )
     return Acceptance(
         command=(sys.executable, "-m", "toolkit.acceptance.run"),
-        settings=_with_keys(settings, profile),
+        settings=settings.model_dump(mode="json"),
         time_limit=profile.acceptance.time_limit + _MARGIN,
     )
 
@@ -84,16 +85,6 @@ def comparison_of(
     for name, change in changes.items():
         variant = profile.model_copy(update={"speculative": tree.model_copy(update=change)})
         unit = release_unit(variant, manifest, folder, layout)
-        settings = _with_keys(settings_for(variant, unit.url), profile)
+        settings = settings_for(variant, unit.url, keys_from_environment=True).model_dump(mode="json")
         launches.append(Launch(name, unit.to_json(), Acceptance((*program, "measure"), settings, limit)))
     return Comparison(tuple(launches), Acceptance((*program, "compare"), {}, limit))
-
-
-def _with_keys(settings: Settings, profile: Profile) -> dict[str, Any]:
-    # The keys are handed over in the environment of the program, never in its settings.
-    keys = {
-        name: SecretRef(env=f"DDTOOLKIT_{name.upper()}")
-        for name in ("api_key", "admin_api_key")
-        if getattr(profile.service, name) is not None
-    }
-    return settings.model_copy(update=keys).model_dump(mode="json")
