@@ -51,7 +51,9 @@ rm -f "$venv/.ready"
 # A freshly made environment's pip may be too old to know today's wheel tags.
 "$venv/bin/python" -m pip install -q --upgrade pip
 case ",$extras," in
-    *engine*) say "installing torch"; "$venv/bin/python" -m pip install -q "$torch" ;;
+    # Tests run Triton's interpreter, which takes no newer numpy. It is installed for every use, so that
+    # running the tests changes nothing under a server that was started before.
+    *engine*) say "installing torch"; "$venv/bin/python" -m pip install -q "$torch" 'numpy<2.4' ;;
 esac
 say "installing ddtoolkit"
 "$venv/bin/python" -m pip install -q -e ".[$extras]"

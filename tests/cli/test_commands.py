@@ -144,3 +144,4 @@ def test_usage_errors_exit_with_two(ddtoolkit: Command) -> None:
     assert ddtoolkit("deploy", "profile").returncode == 2
     assert ddtoolkit("no-such-command").returncode == 2
     assert ddtoolkit("swap", "--for").returncode == 2
+    assert "add --experiment" in ddtoolkit("swap", "--for", "2h", "--set", "speculative.budget=7").stderr

@@ -30,7 +30,7 @@ def test_the_history_fits_eighty_columns(capsys: pytest.CaptureFixture[str]) -> 
         entry("deploy", "committed", NEW),
         entry("stop", "committed", None),
     ]
-    _show_history({"entries": entries, "current": NEW})
+    _show_history({"entries": entries, "current": NEW, "kept": [OLD, NEW]})
     assert capsys.readouterr().out == (
         f"2026-11-30 04:12Z  {OLD}  experiment  rollback failed\n"
         "    by ann@desk\n"

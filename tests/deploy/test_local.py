@@ -195,6 +195,42 @@ def test_an_experiment_shows_and_returns_by_itself(site: Site) -> None:
     assert after["experiment"] is None
 
 
+def test_a_swap_that_ends_an_experiment_is_held_against_its_base(site: Site) -> None:
+    before = site.status
+    sets = ("--set", "speculative.budget=7", "--set", "speculative.topk_cap=1")
+    tried = site.run("swap", *sets, "--experiment", "--for", "5m")
+    assert tried.returncode == 0, tried.stderr
+    shown = site.run("swap", "--set", "speculative.budget=9")
+    assert "speculative.topk_cap: 8 -> 1" in shown.stderr
+    assert shown.returncode == 5, shown.stderr
+    after = site.status
+    assert (after["release"], after["experiment"]) == (before["release"], None)
+
+
+def test_a_rollback_during_an_experiment_returns_to_its_base(site: Site) -> None:
+    before = site.status
+    tried = site.run("swap", "--set", "speculative.budget=15", "--experiment", "--for", "5m")
+    assert tried.returncode == 0, tried.stderr
+    assert site.run("rollback").returncode == 0
+    after = site.status
+    assert (after["release"], after["experiment"]) == (before["release"], None)
+
+
+def test_a_candidate_that_is_being_judged_is_not_taken_for_deployed(site: Site) -> None:
+    before = site.status
+    sets = ("--set", "speculative.budget=7", "--set", "speculative.topk_cap=1")
+    with site.start("swap", *sets) as first:
+        assert first.stderr is not None
+        for line in first.stderr:
+            if "judging the release" in line:
+                break
+        second = site.run("swap", *sets)
+        first.stderr.read()
+    assert second.returncode == 3, second.stderr
+    assert first.returncode == 5
+    assert site.status["release"] == before["release"]
+
+
 def test_logs_and_history_are_readable(site: Site) -> None:
     assert site.run("logs", "-n", "5").stdout.strip()
     shown = site.run("history")

@@ -43,7 +43,7 @@ def test_says_who_since_when_and_how_to_release(service, lock):
         holder = lock.holder()
         assert f"pid {other.pid}" in caught.value.message
         assert "for 0 s: deploy profile stub" in caught.value.message
-        assert f"ddtoolkit lock release {holder.token} stub" in caught.value.hint
+        assert f"ddtoolkit lock release {holder.token} --service stub" in caught.value.hint
         assert service.paths.lock.stat().st_mode & 0o777 == 0o600
         other.stdin.close()
     assert lock.holder() is None

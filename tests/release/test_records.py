@@ -99,3 +99,35 @@ def test_damaged_request_is_named(tmp_path, text):
     (tmp_path / "request.json").write_text(text)
     with pytest.raises(ToolkitError, match=r"request\.json"):
         read_request(tmp_path)
+
+
+def served(service, *entries):
+    for number, (kind, release, outcome) in enumerate(entries):
+        history.append(
+            service.paths,
+            history.Entry(id=f"t{number}", kind=kind, outcome=outcome, who="a@b", release=release),
+        )
+    return history.served(service.paths)
+
+
+def test_what_was_rolled_back_from_is_not_what_served_before(service):
+    assert served(
+        service,
+        ("deploy", "a", "committed"),
+        ("swap", "b", "committed"),
+        ("rollback", "a", "committed"),
+        ("swap", "c", "committed"),
+    ) == ["a", "c"]
+
+
+def test_experiments_and_what_was_undone_never_served_for_good(service):
+    assert served(
+        service,
+        ("deploy", "a", "committed"),
+        ("swap", "b", "rolled_back"),
+        ("experiment", "c", "committed"),
+        ("return", "a", "committed"),
+        ("restart", "a", "committed"),
+        ("swap", "d", "committed"),
+        ("rollback", "a", "rolled_back"),
+    ) == ["a", "d"]

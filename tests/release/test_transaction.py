@@ -46,6 +46,17 @@ def test_first_deploy_then_second(service):
     assert "ended by SIGTERM" in order[1]
 
 
+def test_the_time_without_a_server_leaves_out_a_candidate_that_served(service):
+    first = service.stage("one")
+    change(service, "deploy", first)
+    slow = service.acceptance(sleep=3.0, reasons=["worse"])
+    outcome, events = change(service, "swap", service.stage("two"), first, acceptance=slow)
+    assert outcome.status == "rolled_back"
+    judged = next(event for event in events if (event.step, event.state) == ("acceptance", "failed"))
+    assert outcome.seconds["acceptance"] >= 3.0, judged
+    assert 0 < outcome.seconds["downtime"] <= outcome.seconds["total"] - outcome.seconds["acceptance"]
+
+
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory):
     """A service that serves `one`; every test that uses it leaves it so."""

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from toolkit.release.request import Outcome
 
 
+_EXPERIMENT = "1h"
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     app.command("swap")(swap)
@@ -41,8 +44,9 @@ def swap(
         bool, typer.Option("--experiment", help="Judge correctness only, and return to the base by itself.")
     ] = False,
     duration: Annotated[
-        str, typer.Option("--for", metavar="TIME", help="How long an experiment lasts, such as 30m or 2h.")
-    ] = "1h",
+        str | None,
+        typer.Option("--for", metavar="TIME", help="How long an experiment lasts, such as 30m; unset: 1h."),
+    ] = None,
     new_baseline: NewBaseline = False,
     inventory: Inventories = None,
     limit: Limit = None,
@@ -58,8 +62,10 @@ def swap(
     from toolkit.deploy.flow import swap as run_swap
     from toolkit.deploy.judging import Judging
     from toolkit.deploy.locate import current_release, find_service
+    from toolkit.release.controller import reserve
+    from toolkit.release.host import ServiceHost
 
-    seconds = _experiment_seconds(duration) if experiment else None
+    seconds = _experiment_seconds(duration, experiment=experiment)
     where = fleet.where(inventory, limit, batch=batch)
     if where is not None:
         manner = fleet.Manner(yes, verbose, as_json, lock_wait)
@@ -67,26 +73,24 @@ def swap(
         fleet.swap(name, sets or (), where, manner, **options)
         return
     service = find_service(name)
-    _, changes = swap_changes(current_release(service), sets or ())
-    if not changes:
-        say(f"{service.name}: nothing to do, every key has that value already")
-        if as_json:
-            emit({"ok": True, "service": service.name, "changes": [], "outcome": None})
-        return
-    say(f"swap on {service.name}, one restart:")
-    for line in describe(changes):
-        say(f"  {line}")
-    if seconds is not None:
-        say(f"  an experiment: returns to the release before after {duration}")
     if as_json and not yes:
         raise ConfigError("--json changes nothing without --yes", hint="add --yes")
-    outcome = run_swap(
-        service,
-        sets or (),
-        Lines(verbose=verbose).watcher(),
-        lock_wait=lock_wait,
-        judging=Judging(new_baseline=new_baseline, experiment_seconds=seconds),
-    )
+    watcher = Lines(verbose=verbose).watcher()
+    judging = Judging(new_baseline=new_baseline, experiment_seconds=seconds)
+    with reserve(service.layout, service.name, "swap", wait=lock_wait, on_event=watcher.event):
+        host = ServiceHost(service.layout, service.name)
+        _, changes = swap_changes(host, current_release(service), sets or (), judging)
+        if not changes:
+            say(f"{service.name}: nothing to do, every key has that value already")
+            if as_json:
+                emit({"ok": True, "service": service.name, "changes": [], "outcome": None})
+            return
+        say(f"swap on {service.name}, one restart:")
+        for line in describe(changes):
+            say(f"  {line}")
+        if seconds is not None:
+            say(f"  an experiment: returns to the release before after {seconds:.0f} s")
+        outcome = run_swap(service, sets or (), watcher, lock_wait=lock_wait, judging=judging)
     _finish(service, outcome, as_json=as_json)
 
 
@@ -103,12 +107,13 @@ def rollback(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Return to an earlier release, by default the accepted one before the current, with its own checks."""
+    """Return to an earlier release, by default the one that served before, with its own checks."""
     from toolkit.cli.progress import Lines
     from toolkit.deploy.flow import describe, rollback_target
     from toolkit.deploy.flow import rollback as run_rollback
     from toolkit.deploy.locate import current_release, find_service
     from toolkit.profile.loading import differences
+    from toolkit.release.controller import reserve
     from toolkit.release.host import ServiceHost
 
     where = fleet.where(inventory, limit, batch=batch)
@@ -118,13 +123,15 @@ def rollback(
     service = find_service(name)
     if as_json and not yes:
         raise ConfigError("--json changes nothing without --yes", hint="add --yes")
-    host = ServiceHost(service.layout, service.name)
-    current = current_release(service)
-    target = rollback_target(host, current, release)
-    say(f"rollback of {service.name} from {current.id} to {target.id}, one restart:")
-    for line in describe(differences(current.profile, target.profile)):
-        say(f"  {line}")
-    outcome = run_rollback(service, release, Lines(verbose=verbose).watcher(), lock_wait=lock_wait)
+    watcher = Lines(verbose=verbose).watcher()
+    with reserve(service.layout, service.name, "rollback", wait=lock_wait, on_event=watcher.event):
+        host = ServiceHost(service.layout, service.name)
+        current = current_release(service)
+        target = rollback_target(host, current, release)
+        say(f"rollback of {service.name} from {current.id} to {target.id}, one restart:")
+        for line in describe(differences(current.profile, target.profile)):
+            say(f"  {line}")
+        outcome = run_rollback(service, release, watcher, lock_wait=lock_wait)
     _finish(service, outcome, as_json=as_json)
 
 
@@ -156,7 +163,8 @@ def _show_history(found: dict[str, Any]) -> None:
     entries, current = found["entries"], found["current"]
     newest = [entry for entry in entries if current and entry["release"] == current][-1:]
     for entry in entries:
-        mark = " (current)" if entry in newest else ""
+        gone = entry["release"] is not None and entry["release"] not in found["kept"]
+        mark = " (current)" if entry in newest else " (removed)" if gone else ""
         when = entry["when"][:16].replace("T", " ")  # to the minute, which leaves room for whole ids
         outcome = entry["outcome"].replace("_", " ")
         answer(f"{when}Z  {entry['release'] or '-':<25}  {entry['kind']:<10}  {outcome}{mark}")
@@ -165,9 +173,16 @@ def _show_history(found: dict[str, Any]) -> None:
             answer(f"    {line}")
 
 
-def _experiment_seconds(text: str) -> float:
+def _experiment_seconds(text: str | None, *, experiment: bool) -> float | None:
     from toolkit.profile.units import parse_duration
 
+    if not experiment:
+        if text is not None:
+            raise ConfigError(
+                "--for is for an experiment: without it a swap is for good", hint="add --experiment"
+            )
+        return None
+    text = text or _EXPERIMENT
     try:
         seconds = float(parse_duration(text))
     except ValueError as error:

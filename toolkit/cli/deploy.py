@@ -27,6 +27,7 @@ from toolkit.errors import EXIT_DIFFERENT, ConfigError
 
 if TYPE_CHECKING:
     from toolkit.deploy.prepare import Prepared
+    from toolkit.profile.loading import ResolvedProfile
     from toolkit.release.request import Outcome
 
 HERE = "this machine"
@@ -62,26 +63,32 @@ def deploy_profile(
     from toolkit.cli.progress import Lines
     from toolkit.deploy.flow import deploy, describe
     from toolkit.deploy.judging import Judging
+    from toolkit.deploy.locate import layout_of
+    from toolkit.deploy.prepare import prepare
+    from toolkit.release.controller import reserve
 
     where = fleet.where(inventory, limit, batch=batch, parallel=parallel)
     if where is not None:
         manner = fleet.Manner(yes, verbose, as_json, lock_wait)
         fleet.deploy(name, overlays or (), sets or (), where, manner, new_baseline=new_baseline)
         return
-    prepared = _prepare(name, overlays, sets)
-    show_plan(prepared.plan.to_json(), HERE, say)
-    if prepared.plan.empty:
-        _finish(prepared, None, as_json=as_json)
-        return
-    if as_json and not yes:
-        raise ConfigError(
-            "--json changes nothing without --yes", hint="add --yes, or use ddtoolkit plan --json"
-        )
-    confirm_undone({HERE: describe(prepared.plan.undone_swaps)}, yes=yes)
-    lines = Lines(verbose=verbose)
-    outcome = deploy(
-        prepared, lines.watcher(), lock_wait=lock_wait, judging=Judging(new_baseline=new_baseline)
-    )
+    resolved = _load(name, overlays, sets)
+    watcher = Lines(verbose=verbose).watcher()
+    profile = resolved.profile
+    with reserve(
+        layout_of(profile), profile.name, f"deploy profile {name}", wait=lock_wait, on_event=watcher.event
+    ):
+        prepared = prepare(resolved)
+        show_plan(prepared.plan.to_json(), HERE, say)
+        if prepared.plan.empty:
+            _finish(prepared, None, as_json=as_json)
+            return
+        if as_json and not yes:
+            raise ConfigError(
+                "--json changes nothing without --yes", hint="add --yes, or use ddtoolkit plan --json"
+            )
+        confirm_undone({HERE: describe(prepared.plan.undone_swaps)}, yes=yes)
+        outcome = deploy(prepared, watcher, lock_wait=lock_wait, judging=Judging(new_baseline=new_baseline))
     _finish(prepared, outcome, as_json=as_json)
 
 
@@ -98,12 +105,14 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Show what a deploy would do and why; changes nothing."""
+    from toolkit.deploy.prepare import prepare
+
     where = fleet.where(inventory, limit, parallel=parallel)
     if where is not None:
         if fleet.plan(name, overlays or (), sets or (), where, as_json=as_json) and exit_code:
             raise typer.Exit(EXIT_DIFFERENT)
         return
-    prepared = _prepare(name, overlays, sets)
+    prepared = prepare(_load(name, overlays, sets))
     show_plan(prepared.plan.to_json(), HERE, say if as_json else answer)
     if as_json:
         emit(prepared.plan.to_json())
@@ -111,14 +120,13 @@ def plan(
         raise typer.Exit(EXIT_DIFFERENT)
 
 
-def _prepare(name: str, overlays: Overlays, sets: Sets) -> Prepared:
-    from toolkit.deploy.prepare import prepare
+def _load(name: str, overlays: Overlays, sets: Sets) -> ResolvedProfile:
     from toolkit.profile.loading import load_profile
 
     resolved = load_profile(name, overlays=overlays or (), sets=sets or ())
     for warning in resolved.warnings:
         say(f"warning: {warning}")
-    return prepare(resolved)
+    return resolved
 
 
 def _finish(prepared: Prepared, outcome: Outcome | None, *, as_json: bool) -> None:

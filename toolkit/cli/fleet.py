@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,6 @@ from toolkit.cli.plans import confirm_undone, show_plan
 from toolkit.errors import ConfigError, ToolkitError
 
 if TYPE_CHECKING:
-    from toolkit.fleet.connections import Connections
     from toolkit.fleet.results import HostResult
     from toolkit.inventory.host import Host
 
@@ -72,6 +72,7 @@ def deploy(
     new_baseline: bool,
 ) -> None:
     """Deploy a profile on the hosts that carry it."""
+    from toolkit.fleet.change import lock_all
     from toolkit.fleet.connections import Connections
     from toolkit.fleet.deploy import deploy_in_turn, desired, plan_everywhere, provision, untouched
     from toolkit.profile.loading import load_profile
@@ -80,14 +81,16 @@ def deploy(
     _warn(resolved.warnings)
     hosts = _carrying(where, resolved.profile.name)
     wanted = desired(resolved)
+    command = f"deploy profile {wanted.service}"
     with Connections(hosts, python=resolved.profile.host.python) as connections:
-        plans = plan_everywhere(wanted, connections, limit=where.parallel)
+        out = lock_all(connections, list(connections.hosts), wanted.service, command, wait=manner.lock_wait)
+        plans = plan_everywhere(wanted, connections, limit=where.parallel, but=out)
         _show_plans(plans, say)
-        if all(item.error is not None or item.value["plan"]["empty"] for item in plans):
+        if all(item.value is None or item.value["plan"]["empty"] for item in plans):
             _end([untouched(item) for item in plans], manner)
             return
         _need_yes(manner)
-        undone = {item.host: item.value["undone"] for item in plans if item.error is None}
+        undone = {item.host: item.value["undone"] for item in plans if item.value is not None}
         confirm_undone(undone, yes=manner.yes)
         options = {"lock_wait": manner.lock_wait, "new_baseline": new_baseline}
         with Board([host.name for host in hosts], verbose=manner.verbose) as board:
@@ -121,38 +124,25 @@ def swap(name: str | None, sets: Sequence[str], where: Where, manner: Manner, **
     """Change keys of the deployed profile, host by host."""
     args = {"sets": list(sets), "lock_wait": manner.lock_wait, **options}
 
-    def preview(connections: Connections, service: str) -> list[HostResult]:
-        return connections.everywhere(
-            "swap_preview", {"service": service, "sets": list(sets)}, limit=where.parallel
-        )
-
-    def unchanged(value: Any) -> bool:
-        return not value["changes"]
-
-    _change(name, where, manner, "swap", args, preview, unchanged)
+    _change(name, where, manner, "swap", args, preview="swap_preview")
 
 
 def rollback(name: str | None, release: str | None, where: Where, manner: Manner) -> None:
     """Go back to an earlier release, host by host."""
     args = {"release": release, "lock_wait": manner.lock_wait}
 
-    def preview(connections: Connections, service: str) -> list[HostResult]:
-        return connections.everywhere(
-            "rollback_preview", {"service": service, "release": release}, limit=where.parallel
-        )
-
-    _change(name, where, manner, "rollback", args, preview, lambda _: False)
+    _change(name, where, manner, "rollback", args, preview="rollback_preview")
 
 
 def change(name: str | None, verb: str, where: Where, manner: Manner) -> None:
     """Start, stop or restart, host by host."""
     args = {"verb": verb, "lock_wait": manner.lock_wait}
-    _change(name, where, manner, "change", args, None, lambda _: False)
+    _change(name, where, manner, "change", args)
 
 
 def full_test(name: str | None, where: Where, manner: Manner) -> None:
     """Judge at level `full`, host by host."""
-    _change(name, where, manner, "full_test", {"lock_wait": manner.lock_wait}, None, lambda _: False)
+    _change(name, where, manner, "full_test", {"lock_wait": manner.lock_wait})
 
 
 def look(name: str | None, operation: str, args: dict[str, Any], where: Where) -> list[HostResult]:
@@ -242,51 +232,50 @@ def _change(
     manner: Manner,
     operation: str,
     args: dict[str, Any],
-    preview: Callable[[Connections, str], list[HostResult]] | None,
-    unchanged: Callable[[Any], bool],
+    *,
+    preview: str | None = None,
 ) -> None:
-    from toolkit.fleet.change import change_in_turn
+    from toolkit.fleet.change import change_in_turn, lock_all
     from toolkit.fleet.connections import Connections
     from toolkit.fleet.drain import drained
+    from toolkit.fleet.many import at_once
 
     service = _named(name)
     hosts = _carrying(where, service)
+    names = [host.name for host in hosts]
     _need_yes(manner)
     with Connections(hosts) as connections:
-        previews = [] if preview is None else preview(connections, service)
-        _show_changes(operation, service, previews)
-        failed = [item for item in previews if item.error is not None]
-        # What is asked for must be right on every host before the first is touched.
-        if any(item.error is not None and item.error.exit_code == ConfigError.exit_code for item in failed):
-            _end(previews, manner)
-            return
-        skip = {item.host for item in previews if item.error is not None or unchanged(item.value)}
-        names = [host.name for host in hosts if host.name not in skip]
+        out = lock_all(connections, names, service, _words(operation, args), wait=manner.lock_wait)
+        names = [host for host in names if host not in {item.host for item in out}]
+        wanted = {"service": service, **args}
+        if preview is not None:
+            previews = at_once(
+                names, lambda host: connections.call(host, preview, wanted), limit=where.parallel
+            )
+            _show_changes(operation, service, previews)
+            out += [item for item in previews if item.error is not None]
+            # What is asked for must be right on every host before the first is touched.
+            if any(item.exit_code == ConfigError.exit_code for item in previews):
+                _end(out, manner)
+                return
+            names = [item.host for item in previews if item.ok and _changes_something(operation, item)]
         with Board([host.name for host in hosts], verbose=manner.verbose) as board:
 
             def work(host: str) -> Any:
                 def run() -> Any:
-                    return connections.change(
-                        host,
-                        operation,
-                        {"service": service, **args},
-                        lambda message: board.tell(host, message),
-                    )
+                    tell = partial(board.tell, host)
+                    return connections.change(host, operation, wanted, tell)
 
                 if operation == "change" and args["verb"] != "restart":
                     return run()
                 return drained(connections.hosts[host], run, board.tell)
 
-            results = change_in_turn(
-                connections,
-                names,
-                work,
-                service=service,
-                command=_words(operation, args),
-                lock_wait=manner.lock_wait,
-                batch=where.batch,
-            )
-    _end([*failed, *results], manner)
+            results = change_in_turn(names, work, batch=where.batch)
+    _end([*out, *results], manner)
+
+
+def _changes_something(operation: str, preview: HostResult) -> bool:
+    return operation != "swap" or bool(preview.value["changes"])
 
 
 def _words(operation: str, args: dict[str, Any]) -> str:
@@ -324,7 +313,7 @@ def _need_yes(manner: Manner) -> None:
 
 def _show_plans(plans: Sequence[HostResult], tell: Callable[[str], None]) -> None:
     for item in plans:
-        if item.error is None:
+        if item.value is not None:
             show_plan(item.value["plan"], item.host, tell)
 
 

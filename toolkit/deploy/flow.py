@@ -5,6 +5,7 @@ Each ends in a transaction that runs detached on the host; what is here only pre
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,8 +23,10 @@ from toolkit.profile.schema import Profile
 from toolkit.profile.secrets import require_secrets
 from toolkit.provision.playbook import run_local
 from toolkit.provision.requirements import Requirements, missing, requirements
+from toolkit.release import history
 from toolkit.release.control import run_request
 from toolkit.release.controller import Session, hold
+from toolkit.release.experiment import read_experiment
 from toolkit.release.host import ServiceHost
 from toolkit.release.journal import Event
 from toolkit.release.lock import whoami
@@ -119,7 +122,7 @@ def swap(
     command = "swap " + " ".join(f"--set {item}" for item in sets)
     with hold(service.layout, service.name, command, wait=lock_wait, on_event=watcher.event) as session:
         current = current_release(service)
-        profile, changes = swap_changes(current, sets)
+        profile, changes = swap_changes(session.host, current, sets, judging)
         if not changes:
             return None
         require_secrets(profile)
@@ -136,8 +139,12 @@ def swap(
         return _release(session, change, current, watcher, judging)
 
 
-def swap_changes(current: Release, sets: Sequence[str]) -> tuple[Profile, tuple[Change, ...]]:
+def swap_changes(
+    host: ServiceHost, current: Release, sets: Sequence[str], judging: Judging
+) -> tuple[Profile, tuple[Change, ...]]:
     """The changed profile and its diff.
+
+    What ends an experiment for good is held against the experiment's base.
 
     Raises:
         ConfigError: a key or value is wrong, or the key cannot be swapped.
@@ -151,7 +158,18 @@ def swap_changes(current: Release, sets: Sequence[str]) -> tuple[Profile, tuple[
             f"{fixed[0]} cannot be swapped: it says which service this is",
             hint="deploy a profile of its own",
         )
+    base = ground_of(host, current)
+    if changes and judging.experiment_seconds is None and base.id != current.id:
+        changes = differences(base.profile, profile) or changes
     return profile, tuple(changes)
+
+
+def ground_of(host: ServiceHost, current: Release) -> Release:
+    """The release that a change is judged against: the base of a running experiment, else the current one."""
+    experiment = read_experiment(host.paths)
+    if experiment is None or experiment.release != current.id:
+        return current
+    return host.store.get(experiment.base)
 
 
 def rollback(service: Deployed, release_id: str | None, watcher: Watcher, *, lock_wait: float) -> Outcome:
@@ -197,12 +215,13 @@ def rollback_target(host: ServiceHost, current: Release, release_id: str | None)
         if target.id == current.id:
             raise ConfigError(f"{target.id} is the current release already", hint="ddtoolkit history")
         return target
-    earlier = [item for item in host.store.all() if item.id < current.id and item.acceptance is not None]
-    if not earlier:
-        raise ConfigError(
-            f"{host.name}: there is no accepted release before {current.id}", hint="ddtoolkit history"
-        )
-    return earlier[-1]
+    for earlier in reversed(history.served(host.paths)):
+        if earlier != current.id:
+            with contextlib.suppress(ConfigError):  # pruned: further back
+                return host.store.get(earlier)
+    raise ConfigError(
+        f"{host.name}: no release that served before {current.id} is kept", hint="ddtoolkit history"
+    )
 
 
 def full_test(service: Deployed, watcher: Watcher, *, lock_wait: float) -> Outcome:
@@ -297,7 +316,7 @@ def _release(
         release=release.id,
         base=None if base is None else base.id,
         changes=tuple(change.changes),
-        acceptance=acceptance_of(change.profile, unit, base, judging),
+        acceptance=acceptance_of(change.profile, unit, base and ground_of(host, base), judging),
         comparison=comparison,
         experiment_seconds=judging.experiment_seconds,
         keep_releases=change.profile.service.keep_releases,

@@ -5,41 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from toolkit.errors import ToolkitError
+from toolkit.errors import ToolkitError, UnreachableError
 from toolkit.fleet.connections import Connections
 from toolkit.fleet.drain import exit_code_of
 from toolkit.fleet.many import in_turn
 from toolkit.fleet.results import HostResult
+from toolkit.remote.agent import NotReadyError
 
 
-def change_in_turn(
-    connections: Connections,
-    names: Sequence[str],
-    work: Callable[[str], Any],
-    *,
-    service: str,
-    command: str,
-    lock_wait: float,
-    batch: int,
+def lock_all(
+    connections: Connections, names: Sequence[str], service: str, command: str, *, wait: float
 ) -> list[HostResult]:
-    """Make a change on hosts, `batch` at a time; after a failure no further host is begun.
+    """Take a service's lock on all hosts that can be reached, or on none.
 
     Args:
         connections: the hosts' agents, which keep the locks until they end.
         names: the hosts.
-        work: changes one host; what it gives has an `outcome`.
         service: name of the service.
         command: what is done, shown to whoever finds the service locked.
-        lock_wait: seconds to wait for each lock.
-        batch: hosts that are changed at the same time.
+        wait: seconds to wait for each lock.
 
     Returns:
-        A result for each name. Where a lock cannot be had, that host has the error and no host is touched.
+        A result for each host that must not be touched; those that cannot be reached keep no other one back.
     """
+    out = []
     # Always in the same order, so that two commands cannot wait for each other.
     for name in sorted(names):
         try:
-            connections.reserve(name, service, command, wait=lock_wait)
+            connections.reserve(name, service, command, wait=wait)
+        except (UnreachableError, NotReadyError) as error:
+            out.append(HostResult(name, error=error))
         except ToolkitError as error:
             return [
                 HostResult(other, error=error)
@@ -47,4 +42,15 @@ def change_in_turn(
                 else HostResult(other, skipped=f"not begun, since {name} could not be locked")
                 for other in names
             ]
+    return out
+
+
+def change_in_turn(names: Sequence[str], work: Callable[[str], Any], *, batch: int) -> list[HostResult]:
+    """Make a change on hosts, `batch` at a time; after a failure no further host is begun.
+
+    Args:
+        names: the hosts.
+        work: changes one host; what it gives has an `outcome`.
+        batch: hosts that are changed at the same time.
+    """
     return in_turn(names, work, batch=batch, grade=exit_code_of)

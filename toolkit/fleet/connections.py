@@ -13,8 +13,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from toolkit.errors import UnreachableError
-from toolkit.fleet.many import at_once
-from toolkit.fleet.results import HostResult
 from toolkit.inventory.host import Host
 from toolkit.remote.agent import Agent, Tell, agent_on
 
@@ -98,11 +96,6 @@ class Connections:
                         hint=f"ddtoolkit status {service} -i INVENTORY --limit {name}",
                     ) from error
             time.sleep(_RETRY)
-
-    def everywhere(self, operation: str, args: dict[str, Any], *, limit: int) -> list[HostResult]:
-        """Run a reading operation on all hosts at once."""
-        names = list(self.hosts)
-        return at_once(names, lambda name: self.call(name, operation, args), limit=limit)
 
     def _agent(self, name: str) -> Agent:
         with self._guard:

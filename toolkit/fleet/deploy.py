@@ -12,6 +12,7 @@ from toolkit.deploy.locate import layout_of
 from toolkit.fleet.change import change_in_turn
 from toolkit.fleet.connections import Connections
 from toolkit.fleet.drain import TellHost, drained
+from toolkit.fleet.many import at_once
 from toolkit.fleet.results import HostResult
 from toolkit.profile.loading import ResolvedProfile
 from toolkit.profile.secrets import SECRETS, require_secrets, resolve_secret
@@ -72,9 +73,14 @@ def _secret_files(resolved: ResolvedProfile) -> dict[str, str]:
     return {key: str(folder / key) for key in SECRETS if getattr(profile.service, key) is not None}
 
 
-def plan_everywhere(wanted: Desired, connections: Connections, *, limit: int) -> list[HostResult]:
-    """What a deploy would do, by host."""
-    return connections.everywhere("plan", wanted.args(), limit=limit)
+def plan_everywhere(
+    wanted: Desired, connections: Connections, *, limit: int, but: Sequence[HostResult] = ()
+) -> list[HostResult]:
+    """What a deploy would do, by host; the hosts in `but` have a result already."""
+    known = {item.host: item for item in but}
+    names = [name for name in connections.hosts if name not in known]
+    found = at_once(names, lambda name: connections.call(name, "plan", wanted.args()), limit=limit)
+    return sorted([*known.values(), *found], key=lambda item: item.host)
 
 
 def provision(
@@ -107,7 +113,7 @@ def deploy_in_turn(
 
     Hosts whose plan is empty are left alone, those whose plan failed keep their error.
     """
-    planned = {item.host: item.value for item in plans if item.error is None}
+    planned = {item.host: item.value for item in plans if item.value is not None}
 
     def work(name: str) -> Any:
         plan = planned[name]["plan"]
@@ -125,13 +131,7 @@ def deploy_in_turn(
         return {"plan": plan, **value}
 
     done = change_in_turn(
-        connections,
-        [name for name, value in planned.items() if not value["plan"]["empty"]],
-        work,
-        service=wanted.service,
-        command=f"deploy profile {wanted.service}",
-        lock_wait=options["lock_wait"],
-        batch=batch,
+        [name for name, value in planned.items() if not value["plan"]["empty"]], work, batch=batch
     )
     changed = {item.host: item for item in done}
     return [changed.get(item.host) or untouched(item) for item in plans]
@@ -139,7 +139,7 @@ def deploy_in_turn(
 
 def untouched(item: HostResult) -> HostResult:
     """The result of a host that could not be planned, or on which there is nothing to do."""
-    if item.error is not None:
+    if item.value is None:
         return item
     return replace(item, value={"plan": item.value["plan"], "outcome": None})
 

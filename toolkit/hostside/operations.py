@@ -67,7 +67,8 @@ def deploy(args: Args, send: Send) -> dict[str, Any]:
 def swap_preview(args: Args, _: Send) -> dict[str, Any]:
     """What a swap would change."""
     service = find_service(args["service"])
-    changes = flow.swap_changes(current_release(service), args["sets"])[1]
+    host = ServiceHost(service.layout, service.name)
+    changes = flow.swap_changes(host, current_release(service), args["sets"], _judging(args))[1]
     return {"service": service.name, "changes": flow.describe(changes)}
 
 
@@ -142,6 +143,7 @@ def past(args: Args, _: Send = _nobody) -> dict[str, Any]:
     return {
         "service": service.name,
         "current": None if current is None else current.id,
+        "kept": [release.id for release in host.store.all()],
         "entries": [entry.to_json() for entry in entries],
     }
 
@@ -160,16 +162,17 @@ def drift(args: Args, _: Send = _nobody) -> list[dict[str, Any]]:
     return [item.to_json() for item in find(service, args.get("profile"))]
 
 
-def reserve(args: Args, _: Send) -> dict[str, Any]:
+def reserve(args: Args, send: Send) -> dict[str, Any]:
     """Take a service's lock and keep it until the agent ends, so that many hosts are locked all or none."""
     _identify(args)
     name = args["service"]
-    known = [service for service in deployed_services() if service.name == name]
-    # Before the first deploy there is nothing that anyone else could be changing.
-    if known:
-        held = controller.reserve(known[0].layout, name, args["command"], wait=args["lock_wait"])
-        RESERVED.enter_context(held)
-    return {"service": name, "reserved": bool(known)}
+    for service in deployed_services():
+        if service.name == name:
+            held = controller.reserve(
+                service.layout, name, args["command"], wait=args["lock_wait"], on_event=_watcher(send).event
+            )
+            RESERVED.enter_context(held)
+    return {"service": name}
 
 
 def follow(args: Args, send: Send) -> dict[str, Any]:

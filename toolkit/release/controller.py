@@ -92,9 +92,22 @@ _reserved: dict[Path, Session] = {}
 
 
 @contextmanager
-def reserve(layout: Layout, name: str, command: str, *, wait: float = 0.0) -> Iterator[None]:
-    """Hold the lock over several uses of `hold` in this process. Arguments and errors as `hold`."""
-    with hold(layout, name, command, wait=wait) as session:
+def reserve(
+    layout: Layout,
+    name: str,
+    command: str,
+    *,
+    wait: float = 0.0,
+    on_event: Callable[[Event], None] | None = None,
+) -> Iterator[None]:
+    """Hold the lock over several uses of `hold` in this process, so that nothing changes in between.
+
+    A service that was never deployed has nothing that could. Arguments and errors as `hold`.
+    """
+    if not layout.service(name).base.is_dir():
+        yield
+        return
+    with hold(layout, name, command, wait=wait, on_event=on_event) as session:
         _reserved[session.host.paths.lock] = session
         try:
             yield

@@ -98,6 +98,22 @@ def _leaves_it(entry: Entry) -> bool:
     )
 
 
+def served(paths: ServicePaths) -> list[str]:
+    """Ids of the releases that serve or served for good, oldest first, without what was rolled back from.
+
+    Experiments are not among them, nor what was undone.
+    """
+    stack: list[str] = []
+    for entry in read(paths):
+        if entry.outcome != "committed" or entry.release is None:
+            continue
+        if entry.kind == "rollback" and entry.release in stack:
+            del stack[stack.index(entry.release) :]
+        if entry.kind in ("deploy", "swap", "rollback") and stack[-1:] != [entry.release]:
+            stack.append(entry.release)
+    return stack
+
+
 def read(paths: ServicePaths) -> list[Entry]:
     """Every entry, oldest first; lines that are damaged are left out."""
     try:

@@ -198,7 +198,8 @@ class Lock:
                 if not self.stale(info):
                     raise LockedError(
                         f"{self._name} is locked by {info.who} for {info.age()}: {info.command}",
-                        hint=f"wait with --lock-wait, or: ddtoolkit lock release {info.token} {self._name}",
+                        hint="wait with --lock-wait, or: "
+                        f"ddtoolkit lock release {info.token} --service {self._name}",
                     )
                 taken_over = info
             if self.transaction_running():

@@ -101,9 +101,11 @@ class Steps:
             self._down_since = time.monotonic()
 
     def came_up(self) -> None:
-        """A real token came: downtime ends."""
+        """A real token came: downtime ends; a change that is undone has two such times."""
         if self._down_since is not None:
-            self.seconds["downtime"] = round(time.monotonic() - self._down_since, 3)
+            lasted = time.monotonic() - self._down_since
+            self.seconds["downtime"] = round(self.seconds.get("downtime", 0.0) + lasted, 3)
+            self._down_since = None
 
     def note(self, step: str, message: str) -> None:
         """Journal a remark."""
