@@ -25,7 +25,7 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "log"
 
 
-def run(host: Host, log: Path, value: Any = DONE) -> Any:
+def run(host: Host, log: Path, value: Any = DONE, *, serves: bool = True) -> Any:
     def change() -> Any:
         with log.open("a", encoding="utf-8") as file:
             file.write("change ")
@@ -33,7 +33,7 @@ def run(host: Host, log: Path, value: Any = DONE) -> Any:
             raise value
         return value
 
-    return drained(host, change, lambda name, message: None)
+    return drained(host, change, lambda: serves, lambda name, message: None)
 
 
 def test_it_is_drained_before_and_put_back_after(log: Path) -> None:
@@ -47,10 +47,11 @@ def test_without_hooks_only_the_change_is_made(log: Path) -> None:
     assert log.read_text(encoding="utf-8") == "change "
 
 
-@pytest.mark.parametrize(("code", "after"), [(5, "undrain "), (6, "")])
-def test_it_is_put_back_only_where_something_serves(log: Path, code: int, after: str) -> None:
+@pytest.mark.parametrize("code", [0, 1, 5, 6])
+@pytest.mark.parametrize(("serves", "after"), [(True, "undrain "), (False, "")])
+def test_it_is_put_back_only_where_it_serves(log: Path, code: int, serves: bool, after: str) -> None:
     host = Host("h", drain=hook(log, "drain"), undrain=hook(log, "undrain"))
-    run(host, log, {"outcome": {"exit_code": code}})
+    run(host, log, {"outcome": {"exit_code": code}}, serves=serves)
     assert log.read_text(encoding="utf-8") == f"drain change {after}"
 
 
@@ -70,8 +71,21 @@ def test_a_hook_that_is_no_program_is_named(log: Path) -> None:
 def test_a_change_that_fails_says_that_the_host_stays_drained(log: Path) -> None:
     host = Host("h", drain=hook(log, "drain"), undrain=hook(log, "undrain"))
     with pytest.raises(ToolkitError, match=r"it broke \(h stays drained\)"):
-        run(host, log, ToolkitError("it broke"))
+        run(host, log, ToolkitError("it broke"), serves=False)
     assert log.read_text(encoding="utf-8") == "drain change "
+
+
+def test_a_change_that_was_refused_leaves_the_host_as_it_was(log: Path) -> None:
+    host = Host("h", drain=hook(log, "drain"), undrain=hook(log, "undrain"))
+    with pytest.raises(ToolkitError, match=r"^it was refused$"):
+        run(host, log, ToolkitError("it was refused"))
+    assert log.read_text(encoding="utf-8") == "drain change undrain "
+
+
+def test_what_a_hook_prints_does_not_matter(log: Path) -> None:
+    noisy = (sys.executable, "-c", "import sys; sys.stdout.buffer.write(b'\\xff\\xfe'); sys.exit(3)")
+    with pytest.raises(ToolkitError, match="status 3"):
+        run(Host("h", drain=noisy), log)
 
 
 def test_a_host_that_cannot_be_put_back_serves_and_says_so(log: Path) -> None:

@@ -91,3 +91,19 @@ def test_json_has_each_host() -> None:
     assert shown["hosts"]["a"] == {"ok": True, "exit_code": 0, "result": {"x": 1}}
     assert shown["hosts"]["b"]["hint"] == "wait"
     assert shown["hosts"]["c"] == {"ok": False, "exit_code": 0, "skipped": "not begun, since b failed"}
+
+
+def test_an_interrupt_is_raised_while_hosts_still_work() -> None:
+    free = threading.Event()
+
+    def work(name: str) -> str:
+        if name == "a":
+            raise KeyboardInterrupt
+        free.wait(20)
+        return name
+
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        at_once(NAMES, work, limit=4)
+    assert time.monotonic() - begin < 5
+    free.set()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,23 +110,8 @@ def test_both_hosts_are_accepted_and_enabled(first: dict[str, Any], hosts: tuple
 
 def test_the_key_reaches_the_server_and_nobody_else(first: dict[str, Any], hosts: tuple[Host, Host]) -> None:
     host = hosts[0]
-    body = json.dumps({"prompt": "def f(", "max_tokens": 2})
-    ask = [
-        "curl",
-        "-s",
-        "-o",
-        "/dev/null",
-        "-w",
-        "%{http_code}",
-        "-d",
-        body,
-        "-H",
-        "Content-Type: application/json",
-    ]
-    url = f"http://127.0.0.1:{host.forward(30000)}/v1/completions"
-    for header, code in (([], "401"), (["-H", f"Authorization: Bearer {KEY}"], "200")):
-        said = subprocess.run([*ask, *header, url], capture_output=True, text=True, check=True, timeout=60)
-        assert said.stdout == code
+    assert completion_status(host, KEY) == "200"
+    assert completion_status(host, "wrong") == "401"
     shown = host.root(["sh", "-c", f"ps axeww; systemctl cat ddtoolkit-{NAME}; journalctl -o cat"]).stdout
     assert "toolkit.ddtree.server" in shown
     assert KEY not in shown
@@ -145,6 +132,24 @@ def test_a_new_value_of_a_secret_is_planned(first: dict[str, Any], ddtoolkit: Co
     assert shown.stdout.count("service.api_key has a new value") == 2
 
 
+def completion_status(host: Host, key: str) -> str:
+    body = json.dumps({"prompt": "def f(", "max_tokens": 2})
+    command = ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "-d", body]
+    command += ["-H", "Content-Type: application/json", "-H", f"Authorization: Bearer {key}"]
+    url = f"http://127.0.0.1:{host.forward(30000)}/v1/completions"
+    return subprocess.run([*command, url], capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def test_a_refused_deploy_leaves_the_old_key(
+    first: dict[str, Any], ddtoolkit: Command, hosts: tuple[Host, Host]
+) -> None:
+    sets = (*SETS, "--set", "acceptance.min_acceptance_length=7", "--limit", "ct200", "--yes", "--json")
+    refused = results(ddtoolkit("deploy", "profile", NAME, *sets, key="another-3d2a", status=5))
+    assert refused["ct200"]["outcome"]["serving"] == first["ct200"]["release"]
+    assert completion_status(hosts[0], KEY) == "200"
+    assert completion_status(hosts[0], "another-3d2a") == "401"
+
+
 def test_a_worse_swap_is_undone_and_recorded(first: dict[str, Any], ddtoolkit: Command) -> None:
     swapped = ddtoolkit(
         "swap", NAME, "--set", "speculative.budget=7", "--set", "speculative.topk_cap=1",
@@ -158,7 +163,7 @@ def test_a_worse_swap_is_undone_and_recorded(first: dict[str, Any], ddtoolkit: C
 
     history = results(ddtoolkit("history", NAME, "--json"))
     entries = history["ct200"]["entries"]
-    assert [entry["outcome"] for entry in entries] == ["committed", "rolled_back"]
+    assert [entry["outcome"] for entry in entries] == ["committed", *["rolled_back"] * 2]
     assert all("key SHA256:" in entry["who"] and entry["who"].endswith("as deploy") for entry in entries)
     assert len(history["ct201"]["entries"]) == 1
 
@@ -238,6 +243,25 @@ def test_a_broken_connection_is_taken_up_again(
     assert running.returncode == 0, text
     assert "reconnect" in text
     assert "ct200: restart: committed" in text
+
+
+def test_one_interrupt_ends_the_command_and_says_what_goes_on(
+    first: dict[str, Any], ddtoolkit: Command, inventory: Path
+) -> None:
+    command = [PROGRAM, "restart", NAME, "--yes", "--limit", "ct200", "-i", inventory]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        for line in running.stderr:
+            if "start_new" in line:
+                break
+        running.send_signal(signal.SIGINT)
+        begin = time.monotonic()
+        said = running.stderr.read()
+        assert running.wait(20) == 130
+    assert time.monotonic() - begin < 5
+    assert "goes on on its host by itself" in said
+    ddtoolkit("start", NAME, "--yes", "--limit", "ct200", "--lock-wait", "60")
+    served_pids(ddtoolkit)
 
 
 def drifts(ddtoolkit: Command, *more: str, status: int = 7) -> list[dict[str, str]]:

@@ -209,3 +209,24 @@ def test_the_agents_environment_is_clean(ready: Host, monkeypatch: pytest.Monkey
     monkeypatch.setenv("LC_ALL", "xx_XX.broken")
     assert os.environ["LC_ALL"] == "xx_XX.broken"
     assert call(ready) == []
+
+
+def test_a_silent_host_is_unreachable(make_host: MakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolkit.remote.ssh.CONNECT_LIMIT", 3.0)
+    host = make_host("bookworm")
+    host.cut()
+    try:
+        for _ in range(3):
+            with pytest.raises(UnreachableError, match="no SSH at"):
+                call(host)
+    finally:
+        host.restore()
+
+
+def test_a_damaged_copy_of_the_toolkit_is_replaced(ready: Host) -> None:
+    assert call(ready) == []
+    ready.root(["sh", "-c", "rm /opt/ddtoolkit/tool/*/toolkit/hostside/operations.py"])
+    assert call(ready) == []
+    ready.root(["sh", "-c", "echo 'x = 1' >> $(ls /opt/ddtoolkit/tool/*/toolkit/layout.py)"])
+    assert call(ready) == []
+    assert ready.root(["sh", "-c", "tail -n 1 /opt/ddtoolkit/tool/*/toolkit/layout.py"]).stdout != "x = 1\n"

@@ -69,7 +69,7 @@ def test_an_unknown_key_shows_its_fingerprint_and_how_to_trust_it(tmp_path: Path
         keys.check("ct200", "ct200", (), blob)
     assert shown in caught.value.message
     assert caught.value.hint is not None
-    assert f"ddtoolkit hosts trust ct200 --fingerprint {shown}" in caught.value.hint
+    assert f"ddtoolkit hosts trust ct200 -i INVENTORY --fingerprint {shown}" in caught.value.hint
 
 
 def test_a_changed_key_names_both_and_the_line(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from toolkit.errors import ToolkitError
+from toolkit.remote.bootstrap import tree_digest
 
 _LIBRARIES = (
     "torch",
@@ -177,13 +178,3 @@ def damage(folder: Path) -> str | None:
 def package_digest() -> str:
     """SHA-256 over the names and contents of this package's files, hexadecimal."""
     return tree_digest(_PACKAGE)
-
-
-def tree_digest(folder: Path) -> str:
-    """SHA-256 over names and contents of the files below `folder`, hexadecimal; without compiled ones."""
-    total = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts:
-            total.update(str(path.relative_to(folder)).encode() + b"\0")
-            total.update(hashlib.sha256(path.read_bytes()).digest())
-    return total.hexdigest()

@@ -50,10 +50,9 @@ def drift(
 
 
 def _on_hosts(name: str, resolved: ResolvedProfile | None, where: fleet.Where, *, as_json: bool) -> None:
-    from toolkit.fleet.deploy import hosted_data
     from toolkit.fleet.results import to_json, worst
 
-    wanted = None if resolved is None else hosted_data(resolved)
+    wanted = None if resolved is None else resolved.data
     results = fleet.look(name, "drift", {"profile": wanted}, where)
     if as_json:
         emit(to_json(results))

@@ -55,6 +55,8 @@ def where(
     Raises:
         ConfigError: there is a limit without an inventory.
     """
+    if limit is not None and not limit.strip():
+        raise ConfigError("--limit is empty: it would mean every host", hint="leave it out if that is meant")
     if inventory:
         return Where(inventory, limit, parallel, batch)
     if limit is not None:
@@ -268,7 +270,8 @@ def _change(
 
                 if operation == "change" and args["verb"] != "restart":
                     return run()
-                return drained(connections.hosts[host], run, board.tell)
+                serves = partial(connections.serves, host, service)
+                return drained(connections.hosts[host], run, serves, board.tell)
 
             results = change_in_turn(names, work, batch=where.batch)
     _end([*out, *results], manner)
@@ -371,7 +374,7 @@ def _outcome(host: str, value: dict[str, Any]) -> None:
     tail = downtime_words(outcome)
     say(f"{host}: {outcome['kind']}: {outcome['status'].replace('_', ' ')}: {outcome['message']}{tail}")
     lengths = (value.get("report") or {}).get("acceptance_length") or {}
-    if tree := lengths.get("tree"):
+    if outcome["serving"] and (tree := lengths.get("tree")):
         say(
             f"  acceptance length {tree['value']:.2f}; {value['url']} on the host, release {value['release']}"
         )

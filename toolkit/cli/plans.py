@@ -22,6 +22,7 @@ def show_plan(plan: Mapping[str, Any], where: str, tell: Callable[[str], None]) 
     """
     if plan["empty"]:
         tell(f"{plan['service']} on {where}: nothing to do, the profile is deployed and the service runs")
+        _notes(plan, tell)
         return
     tell(f"plan for {plan['service']} on {where}:")
     for step in plan["steps"]:
@@ -30,6 +31,10 @@ def show_plan(plan: Mapping[str, Any], where: str, tell: Callable[[str], None]) 
     if any(step["action"] == "restart" for step in plan["steps"]):
         known = "unknown" if plan["downtime"] is None else f"about {plan['downtime']:.0f} s"
         tell(f"  expected time without a server: {known}")
+    _notes(plan, tell)
+
+
+def _notes(plan: Mapping[str, Any], tell: Callable[[str], None]) -> None:
     for note in plan["notes"]:
         tell(f"  note: {note}")
 

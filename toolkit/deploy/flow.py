@@ -6,8 +6,8 @@ Each ends in a transaction that runs detached on the host; what is here only pre
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from toolkit.build.builder import build
@@ -32,6 +32,8 @@ from toolkit.release.journal import Event
 from toolkit.release.lock import whoami
 from toolkit.release.request import Kind, Outcome, Request
 from toolkit.release.store import Release, content_digest
+from toolkit.service.secrets import store_secrets, stored_secrets
+from toolkit.service.unit import SecretSource, Unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,12 @@ class Watcher:
 
 
 def deploy(
-    prepared: Prepared, watcher: Watcher, *, lock_wait: float, judging: Judging, here: bool = True
+    prepared: Prepared,
+    watcher: Watcher,
+    *,
+    lock_wait: float,
+    judging: Judging,
+    given: Mapping[str, str] | None = None,
 ) -> Outcome | None:
     """Carry out a planned deploy.
 
@@ -59,7 +66,7 @@ def deploy(
         watcher: told of every step.
         lock_wait: seconds to wait for the lock.
         judging: how the release is judged.
-        here: whether this is the control machine, which alone runs Ansible.
+        given: values of the secrets, where these and provisioning are another machine's work; else None.
 
     Returns:
         The transaction's outcome; None when provisioning was all there was to do.
@@ -70,9 +77,9 @@ def deploy(
         ToolkitError: provisioning or the build failed; nothing that serves was touched.
     """
     plan = prepared.plan
-    if plan.has("provision") and not here:
+    if plan.has("provision") and given is not None:
         raise _unprovisioned(prepared.host.name, prepared.needed)
-    if plan.has("release"):
+    if plan.has("release") and given is None:
         require_secrets(prepared.profile)
     remember(prepared.service)
     if plan.has("provision"):
@@ -90,7 +97,7 @@ def deploy(
         change = _Change(
             "deploy", command, prepared.profile, prepared.resolved.data, plan.changes, (), prepared.sources
         )
-        return _release(session, change, prepared.current, watcher, judging)
+        return _release(session, change, prepared.current, watcher, judging, given)
 
 
 def swap(
@@ -100,7 +107,7 @@ def swap(
     *,
     lock_wait: float,
     judging: Judging,
-    here: bool = True,
+    given: Mapping[str, str] | None = None,
 ) -> Outcome | None:
     """Change keys of the profile that is deployed, by one transaction.
 
@@ -110,7 +117,7 @@ def swap(
         watcher: told of every step.
         lock_wait: seconds to wait for the lock.
         judging: how the release is judged.
-        here: whether this is the control machine, which alone runs Ansible.
+        given: values of the secrets, where these and provisioning are another machine's work; else None.
 
     Returns:
         The outcome; None when every key has the asked value already.
@@ -125,18 +132,19 @@ def swap(
         profile, changes = swap_changes(session.host, current, sets, judging)
         if not changes:
             return None
-        require_secrets(profile)
+        if given is None:
+            require_secrets(profile)
         # What is on the host already needs no provisioning, but a swap may ask for more of the host.
         needed = requirements(profile, service.layout)
         if missing(needed):
-            if not here:
+            if given is not None:
                 raise _unprovisioned(service.name, needed)
             provision(profile, service, watcher)
         swapped = tuple({*current.swapped, *(change.key for change in changes)})
         data = profile.model_dump(mode="json", by_alias=True)
         kind: Kind = "swap" if judging.experiment_seconds is None else "experiment"
         change = _Change(kind, command, profile, data, changes, swapped, {})
-        return _release(session, change, current, watcher, judging)
+        return _release(session, change, current, watcher, judging, given)
 
 
 def swap_changes(
@@ -288,7 +296,12 @@ class _Change:
 
 
 def _release(
-    session: Session, change: _Change, base: Release | None, watcher: Watcher, judging: Judging
+    session: Session,
+    change: _Change,
+    base: Release | None,
+    watcher: Watcher,
+    judging: Judging,
+    given: Mapping[str, str] | None,
 ) -> Outcome:
     host = session.host
     watcher.step("build", "environment, checkpoint hashes, tuned values; what is there already is used")
@@ -296,6 +309,8 @@ def _release(
     manifest = build(change.profile, environment, host.layout, on_progress=watcher.line)
     release_id = host.store.new_id(content_digest(change.data, manifest))
     unit = release_unit(change.profile, manifest, host.store.path(release_id), host.layout)
+    if given is not None:
+        unit = _with_kept_secrets(unit, base, given)
     watcher.step("release", f"staging {release_id}")
     release = host.store.stage(
         release_id,
@@ -322,6 +337,26 @@ def _release(
         keep_releases=change.profile.service.keep_releases,
     )
     return run_request(session, request, watcher.event)
+
+
+def _with_kept_secrets(unit: Unit, base: Release | None, given: Mapping[str, str]) -> Unit:
+    """Store the secrets of a release whose values come from elsewhere, or from the release before.
+
+    Each release has its own, so that one that is undone leaves the values of the other as they were.
+
+    Raises:
+        ConfigError: a value is missing.
+    """
+    before = {} if base is None else stored_secrets(base.unit)
+    values = {key: given.get(key) or before.get(key) for key in unit.secrets}
+    if missing_keys := [key for key, value in values.items() if value is None]:
+        raise ConfigError(
+            f"{unit.name}: no value for {', '.join(missing_keys)} is on the host",
+            hint=f"bring it there with: ddtoolkit deploy profile {unit.name} -i INVENTORY",
+        )
+    kept = replace(unit, secrets={key: SecretSource() for key in unit.secrets})
+    store_secrets(kept, {key: value for key, value in values.items() if value is not None})
+    return kept
 
 
 def _refuse_if_moved(host: ServiceHost, planned: Release | None) -> None:

@@ -19,6 +19,7 @@ from toolkit.provision.requirements import Requirements, missing, requirements
 from toolkit.release import history
 from toolkit.release.host import ServiceHost
 from toolkit.release.store import Release
+from toolkit.release.view import unsettled
 from toolkit.service import ports
 from toolkit.service.secrets import stored_secrets
 
@@ -64,14 +65,14 @@ def prepare(
     resolved: ResolvedProfile,
     *,
     sources: dict[str, bytes] | None = None,
-    secrets: Mapping[str, str] | None = None,
+    given: Mapping[str, str] | None = None,
 ) -> Prepared:
     """Observe this machine and plan the deploy of a profile on it.
 
     Args:
         resolved: the profile.
         sources: the files that it was read from; None: they are read here.
-        secrets: values of secrets by the file that the profile refers to, where that is yet to be written.
+        given: values of the secrets, by the server's name for each, where another machine reads them.
 
     Raises:
         ConfigError: the profile needs what this machine or this release of the toolkit cannot do.
@@ -84,7 +85,7 @@ def prepare(
     needed = requirements(profile, service.layout)
     environment = embedded_environment(profile.host.python)
     current = host.store.current()
-    renewed = _renewed(profile, current, secrets or {})
+    renewed = _renewed(profile, current, given)
     desired = Desired(resolved.data, environment, checkpoint_marks(profile), renewed)
     observed = _observe(profile, host, needed, current)
     plan = make_plan(service.name, desired, observed)
@@ -93,7 +94,7 @@ def prepare(
     return Prepared(resolved, service, host, needed, environment, current, plan, sources)
 
 
-def _renewed(profile: Profile, current: Release | None, given: Mapping[str, str]) -> list[str]:
+def _renewed(profile: Profile, current: Release | None, given: Mapping[str, str] | None) -> list[str]:
     """Keys of the secrets that are others now than when the current release was started."""
     if current is None:
         return []
@@ -104,11 +105,12 @@ def _renewed(profile: Profile, current: Release | None, given: Mapping[str, str]
     found = []
     for key in SECRETS:
         reference: SecretRef | None = getattr(profile.service, key)
-        known = stored.get(key.replace("_", "-"))
+        name = key.replace("_", "-")
+        known = stored.get(name)
         if reference is None or known is None:
             continue
         try:
-            value = given.get(reference.file or "") or resolve_secret(reference).reveal()
+            value = resolve_secret(reference).reveal() if given is None else given.get(name, known)
         except ConfigError:
             continue  # a deploy that needs it will say so
         if value != known:
@@ -129,6 +131,7 @@ def _observe(profile: Profile, host: ServiceHost, needed: Requirements, current:
         state=status.state,
         foreign_port=held,
         load_seconds=last_load_seconds(host),
+        unsettled=unsettled(host),
     )
 
 

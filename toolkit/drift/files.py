@@ -7,17 +7,20 @@ import pwd
 import stat
 import subprocess
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from toolkit.build.builder import checkpoint_marks
-from toolkit.build.environment import damage, tree_digest
+from toolkit.build.environment import damage
 from toolkit.deploy.judging import release_unit
 from toolkit.drift.finding import Drift
 from toolkit.layout import Layout
 from toolkit.profile.schema import Profile
 from toolkit.provision.requirements import free_bytes
+from toolkit.release.experiment import read_experiment
 from toolkit.release.host import ServiceHost
-from toolkit.release.store import Release, content_digest
+from toolkit.release.store import ACCEPTANCE_FILE, Release, content_digest
+from toolkit.remote.bootstrap import tree_digest
 
 _PRIVATE = 0o600
 _MANY = 2000  # entries of the cache that are looked at
@@ -76,14 +79,26 @@ def _release(host: ServiceHost, current: Release, profile: Profile, again: str) 
         said = "profile.json or manifest.json is not the one that was deployed"
         yield Drift("files", str(current.path), said, again)
     rendered = release_unit(profile, current.manifest, current.path, host.layout)
+    rendered = replace(rendered, secrets=current.unit.secrets)  # on a host they are kept, not read again
     if rendered.to_json() != current.unit.to_json():
         yield Drift("files", str(current.path / "unit.json"), "is not what the profile gives", again)
-    for path in (current.path, *sorted(current.path.rglob("*"))):
-        mode = stat.S_IMODE(path.lstat().st_mode)
+    yield from _writable(current.path)
+    if current.acceptance is None and read_experiment(host.paths) is None:
+        said = "its acceptance report is missing: a change could not be held against it"
+        yield Drift("files", str(current.path / ACCEPTANCE_FILE), said, again)
+
+
+def _writable(folder: Path) -> Iterator[Drift]:
+    """What others than root could change below a folder whose files are executed or trusted."""
+    for path in (folder, *sorted(folder.rglob("*"))):
+        status = path.lstat()
+        mode = stat.S_IMODE(status.st_mode)
+        if stat.S_ISLNK(status.st_mode):
+            continue
         if mode & 0o022:
             said = f"mode {mode:04o}: others than its owner may write it"
             yield Drift("files", str(path), said, f"chmod go-w {path}")
-        elif os.geteuid() == 0 and path.lstat().st_uid != 0:
+        elif os.geteuid() == 0 and status.st_uid != 0:
             yield Drift("files", str(path), f"belongs to {owner(path)}, not to root", f"chown root {path}")
 
 
@@ -94,6 +109,8 @@ def _environment(current: Release, again: str) -> Iterator[Drift]:
         yield Drift("files", str(folder), why, again)
     elif tree_digest(folder / "toolkit") != built.get("source"):
         yield Drift("files", str(folder), "its files are not those that were built", again)
+    else:
+        yield from _writable(folder)
 
 
 def _secrets(path: Path, name: str) -> Iterator[Drift]:

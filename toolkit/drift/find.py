@@ -15,6 +15,7 @@ from toolkit.profile.schema import Profile
 from toolkit.provision.requirements import missing, requirements
 from toolkit.release.host import ServiceHost
 from toolkit.release.store import Release
+from toolkit.release.view import unsettled
 
 
 def find(service: Deployed, wanted: Mapping[str, Any] | None) -> list[Drift]:
@@ -30,6 +31,9 @@ def find(service: Deployed, wanted: Mapping[str, Any] | None) -> list[Drift]:
     current = current_release(service)
     host = ServiceHost(service.layout, service.name)
     again = f"ddtoolkit deploy profile {service.name}"
+    if (change := unsettled(host)) is not None:
+        # Whatever else differs now is that change's business.
+        return [Drift("process", service.name, change, f"ddtoolkit status {service.name}")]
     try:
         profile, unit = profile_from_data(current.profile), current.unit
     except ToolkitError as error:
@@ -64,4 +68,4 @@ def _host(profile: Profile, service: Deployed, again: str) -> Iterator[Drift]:
     least, free = needed.min_free_bytes, files.free(service.layout)
     if free < least:
         said = f"{free >> 20} MiB are free, {least >> 20} MiB are to be"
-        yield Drift("host", str(service.layout.services), said, "ddtoolkit prune, or free some space")
+        yield Drift("host", str(service.layout.services), said, "free some space there")

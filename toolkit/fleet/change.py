@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from toolkit.errors import ToolkitError, UnreachableError
+from toolkit.errors import StoppedWatchingError, ToolkitError, UnreachableError
 from toolkit.fleet.connections import Connections
 from toolkit.fleet.drain import exit_code_of
 from toolkit.fleet.many import in_turn
@@ -52,5 +52,14 @@ def change_in_turn(names: Sequence[str], work: Callable[[str], Any], *, batch: i
         names: the hosts.
         work: changes one host; what it gives has an `outcome`.
         batch: hosts that are changed at the same time.
+
+    Raises:
+        StoppedWatchingError: the user interrupted the command.
     """
-    return in_turn(names, work, batch=batch, grade=exit_code_of)
+    try:
+        return in_turn(names, work, batch=batch, grade=exit_code_of)
+    except StoppedWatchingError:
+        raise StoppedWatchingError(
+            "interrupted; a change that had begun goes on on its host by itself, and a drained host stays so",
+            hint="ddtoolkit status -i INVENTORY",
+        ) from None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from toolkit.errors import UnreachableError
+from toolkit.errors import ToolkitError, UnreachableError
 from toolkit.inventory.host import Host
 from toolkit.remote.agent import Agent, Tell, agent_on
 
@@ -73,6 +73,12 @@ class Connections:
                 raise
             tell({"step": ["reconnect", error.message]})
         return self._resume(name, args["service"], watch, lambda: since)
+
+    def serves(self, name: str, service: str) -> bool:
+        """Whether the service answers on a host; False also where the host cannot be asked."""
+        with contextlib.suppress(ToolkitError):
+            return bool(self.call(name, "status", {"service": service})[0]["healthy"])
+        return False
 
     def reserve(self, name: str, service: str, command: str, *, wait: float) -> None:
         """Take the service's lock on a host, until its agent ends.

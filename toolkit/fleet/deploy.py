@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,9 @@ class Desired:
 
     Attributes:
         service: name of profile and service.
-        data: its JSON form; secrets refer to files on the host.
+        data: its JSON form.
         sources: the files that it was read from.
-        secrets: values of its secrets by path on the host; never shown.
+        secrets: values of its secrets by the server's name for each; never shown.
         settings: the variables of the provision playbook.
     """
 
@@ -44,7 +45,7 @@ class Desired:
 
 
 def desired(resolved: ResolvedProfile) -> Desired:
-    """A profile for hosts: its secrets are read here and go to private files there.
+    """A profile for hosts: its secrets are read here and go to a private file of the release there.
 
     Raises:
         ConfigError: a secret cannot be read.
@@ -52,25 +53,13 @@ def desired(resolved: ResolvedProfile) -> Desired:
     profile = resolved.profile
     require_secrets(profile)
     secrets = {
-        place: resolve_secret(getattr(profile.service, key)).reveal()
-        for key, place in _secret_files(resolved).items()
+        key.replace("_", "-"): resolve_secret(reference).reveal()
+        for key in SECRETS
+        if (reference := getattr(profile.service, key)) is not None
     }
     files = {item.path.name: base64.b64encode(item.path.read_bytes()).decode() for item in resolved.sources}
     settings = requirements(profile, layout_of(profile)).settings()
-    return Desired(profile.name, hosted_data(resolved), files, secrets, settings)
-
-
-def hosted_data(resolved: ResolvedProfile) -> dict[str, Any]:
-    """A profile's JSON form as a host has it, where secrets are files."""
-    places = {key: {"file": place} for key, place in _secret_files(resolved).items()}
-    return {**resolved.data, "service": {**resolved.data["service"], **places}}
-
-
-def _secret_files(resolved: ResolvedProfile) -> dict[str, str]:
-    """Where the host keeps each secret of the profile."""
-    profile = resolved.profile
-    folder = layout_of(profile).service(profile.name).state / "given"
-    return {key: str(folder / key) for key in SECRETS if getattr(profile.service, key) is not None}
+    return Desired(profile.name, resolved.data, files, secrets, settings)
 
 
 def plan_everywhere(
@@ -127,8 +116,10 @@ def deploy_in_turn(
         def change() -> Any:
             return connections.change(name, "deploy", args, lambda message: tell(name, message))
 
-        value = drained(connections.hosts[name], change, tell) if _has(plan, "restart") else change()
-        return {"plan": plan, **value}
+        if not _has(plan, "restart"):
+            return {"plan": plan, **change()}
+        serves = partial(connections.serves, name, wanted.service)
+        return {"plan": plan, **drained(connections.hosts[name], change, serves, tell)}
 
     done = change_in_turn(
         [name for name, value in planned.items() if not value["plan"]["empty"]], work, batch=batch

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
-from toolkit.errors import EXIT_DONE, ServiceDownError, ToolkitError
+from toolkit.errors import EXIT_DONE, ToolkitError
 from toolkit.inventory.host import Host
 
 _LIMIT = 600.0
@@ -21,12 +21,13 @@ def exit_code_of(value: Any) -> int:
     return EXIT_DONE if outcome is None else int(outcome["exit_code"])
 
 
-def drained(host: Host, change: Callable[[], Any], tell: TellHost) -> Any:
-    """Make a change with the host drained; it is put back unless nothing serves afterwards.
+def drained(host: Host, change: Callable[[], Any], serves: Callable[[], bool], tell: TellHost) -> Any:
+    """Make a change with the host drained; it is put back if it serves afterwards, however the change went.
 
     Args:
         host: the host; its hooks run here, on the control machine, without a shell.
         change: makes the change and gives its result.
+        serves: whether the service answers now.
         tell: called with each step.
 
     Raises:
@@ -36,13 +37,24 @@ def drained(host: Host, change: Callable[[], Any], tell: TellHost) -> Any:
     try:
         value = change()
     except ToolkitError as error:
-        if host.drain is not None:
-            error.message += f" ({host.name} stays drained)"
-            error.args = (error.message,)
+        if _put_back(host, serves, tell):
+            raise
+        error.message += f" ({host.name} stays drained)"
+        error.args = (error.message,)
         raise
-    if exit_code_of(value) != ServiceDownError.exit_code:
-        _run(host, "undrain", host.undrain, tell)
+    if not _put_back(host, serves, tell):
+        tell(host.name, {"step": ["drained", "it stays drained, since it does not serve"]})
     return value
+
+
+def _put_back(host: Host, serves: Callable[[], bool], tell: TellHost) -> bool:
+    """Undrain a host that serves; whether it is in the load balancer now."""
+    if host.drain is None and host.undrain is None:
+        return True
+    if not serves():
+        return False
+    _run(host, "undrain", host.undrain, tell)
+    return True
 
 
 def _run(host: Host, name: str, command: tuple[str, ...] | None, tell: TellHost) -> None:
@@ -51,7 +63,13 @@ def _run(host: Host, name: str, command: tuple[str, ...] | None, tell: TellHost)
     tell(host.name, {"step": [name, " ".join(command)]})
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LIMIT, check=False
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_LIMIT,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _failed(host, name, command, str(error)) from error

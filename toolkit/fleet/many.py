@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from toolkit.errors import ToolkitError
@@ -25,8 +26,7 @@ def at_once(names: Sequence[str], work: Work, *, limit: int, grade: Grade = _goo
     Returns:
         A result for each name, in the order of `names`.
     """
-    with ThreadPoolExecutor(max_workers=max(1, min(limit, len(names) or 1))) as pool:
-        return list(pool.map(lambda name: _attempt(name, work, grade), names))
+    return _spread(names, lambda name: _attempt(name, work, grade), limit)
 
 
 def in_turn(names: Sequence[str], work: Work, *, batch: int, grade: Grade = _good) -> list[HostResult]:
@@ -35,22 +35,43 @@ def in_turn(names: Sequence[str], work: Work, *, batch: int, grade: Grade = _goo
     Returns:
         A result for each name, in the order of `names`.
     """
-    stop = threading.Event()
-    first: list[str] = []
-    guard = threading.Lock()
+    failed: list[str] = []
 
     def one(name: str) -> HostResult:
-        if stop.is_set():
-            return HostResult(name, skipped=f"not begun, since {first[0]} failed")
+        if failed:
+            return HostResult(name, skipped=f"not begun, since {failed[0]} failed")
         result = _attempt(name, work, grade)
         if not result.ok:
-            with guard:
-                first.append(name)
-            stop.set()
+            failed.append(name)
         return result
 
-    with ThreadPoolExecutor(max_workers=max(1, batch)) as pool:
-        return list(pool.map(one, names))
+    return _spread(names, one, batch)
+
+
+def _spread(names: Sequence[str], one: Callable[[str], HostResult], limit: int) -> list[HostResult]:
+    """Call `one` with each name from at most `limit` threads, which never outlive an interrupted command."""
+    todo, done = deque(names), queue.SimpleQueue[HostResult | BaseException]()
+
+    def run() -> None:
+        while True:
+            try:
+                name = todo.popleft()
+            except IndexError:
+                return
+            try:
+                done.put(one(name))
+            except BaseException as error:  # raised where the results are waited for
+                done.put(error)
+
+    for _ in range(min(max(limit, 1), len(names))):
+        threading.Thread(target=run, daemon=True).start()
+    found: dict[str, HostResult] = {}
+    while len(found) < len(names):
+        result = done.get()
+        if isinstance(result, BaseException):
+            raise result
+        found[result.host] = result
+    return [found[name] for name in names]
 
 
 def _attempt(name: str, work: Work, grade: Grade) -> HostResult:

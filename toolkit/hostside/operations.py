@@ -24,7 +24,7 @@ from toolkit.release.host import ServiceHost
 from toolkit.release.journal import Event
 from toolkit.release.request import Outcome
 from toolkit.remote.bootstrap import MARKER, REMEMBERED
-from toolkit.service.files import make_private, replace_file
+from toolkit.service.files import replace_file
 
 RESERVED = contextlib.ExitStack()  # locks that are kept until the agent ends
 
@@ -51,7 +51,6 @@ def deploy(args: Args, send: Send) -> dict[str, Any]:
     """Deploy `profile`; provisioning was done from outside."""
     _identify(args)
     _remember_interpreter()
-    _keep_secrets(args)
     prepared = _prepared(args)
     if prepared.current_id != args["current"]:
         raise ToolkitError(
@@ -59,7 +58,7 @@ def deploy(args: Args, send: Send) -> dict[str, Any]:
             hint="run the same command again to see the new plan",
         )
     outcome = flow.deploy(
-        prepared, _watcher(send), lock_wait=args["lock_wait"], judging=_judging(args), here=False
+        prepared, _watcher(send), lock_wait=args["lock_wait"], judging=_judging(args), given=args["secrets"]
     )
     return _ended(prepared.service, outcome)
 
@@ -82,7 +81,7 @@ def swap(args: Args, send: Send) -> dict[str, Any]:
         _watcher(send),
         lock_wait=args["lock_wait"],
         judging=_judging(args),
-        here=False,
+        given={},
     )
     return _ended(service, outcome)
 
@@ -229,24 +228,15 @@ def _prepared(args: Args) -> Prepared:
     profile = profile_from_data(args["profile"])
     sources = {name: base64.b64decode(text) for name, text in args.get("sources", {}).items()}
     resolved = ResolvedProfile(profile, dict(args["profile"]), {}, (), ())
-    return prepare(resolved, sources=sources, secrets=args["secrets"])
-
-
-def _keep_secrets(args: Args) -> None:
-    """Put secrets that came with the request where the profile now refers to."""
-    for place, value in args["secrets"].items():
-        path = Path(place)
-        try:
-            make_private(path.parent)
-            replace_file(path, value.encode())
-        except OSError as error:
-            raise ToolkitError(f"{path}: cannot be written: {error.strerror}") from error
+    return prepare(resolved, sources=sources, given=args["secrets"])
 
 
 def _remember_interpreter() -> None:
     """Let later commands, which have no profile at hand, run the agent under this interpreter too."""
     home = Path(toolkit.__file__).parents[1]
-    if (home / MARKER).is_file():
+    if not (home / MARKER).is_file():
+        return
+    with contextlib.suppress(OSError):  # a full disk: the deploy itself will say so
         replace_file(home.parent / REMEMBERED, sys.executable.encode())
 
 

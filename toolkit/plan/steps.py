@@ -58,6 +58,7 @@ class Observed:
         foreign_port: what else holds the service's port, None when it is free or the service's own.
         load_seconds: how long the last start took, None when unknown.
         damage: what is wrong with the current release on disk, None when nothing is.
+        unsettled: a change that runs or was interrupted, in words; None without one.
     """
 
     missing: Sequence[str] = ()
@@ -66,6 +67,7 @@ class Observed:
     foreign_port: str | None = None
     load_seconds: float | None = None
     damage: str | None = None
+    unsettled: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,7 @@ def make_plan(service: str, desired: Desired, observed: Observed) -> Plan:
         changes=changes,
         undone_swaps=_undone(observed.release, changes),
         downtime=downtime,
+        notes=(observed.unsettled,) if observed.unsettled else (),
     )
 
 

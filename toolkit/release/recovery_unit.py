@@ -10,7 +10,7 @@ from toolkit.service import transient, unit_files
 from toolkit.service.systemd import RECOVER_UNIT, quote, quote_argument
 
 _MODULE = "toolkit.release.boot"
-_OWN = re.compile(r'(?<=ExecStart=)"[^"]*"|"PYTHONPATH=[^"]*"')  # interpreter and code of a deploy
+_OWN = re.compile(r'(?<=ExecStart=)"[^"]*"|^Environment=.*\n', re.MULTILINE)  # a deploy's own
 
 
 def install_recovery() -> None:

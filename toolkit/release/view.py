@@ -90,7 +90,7 @@ def status(layout: Layout, name: str) -> ServiceStatus:
     current = host.store.current()
     common: dict[str, Any] = {
         "lock": _lock(host),
-        "transaction": _transaction(host),
+        "transaction": transaction_of(host),
         "experiment": _experiment(host),
     }
     if current is None:
@@ -218,7 +218,8 @@ def _lock(host: ServiceHost) -> dict[str, Any] | None:
     return {"who": info.who, "command": info.command, "since": info.since, "stale": host.lock.stale(info)}
 
 
-def _transaction(host: ServiceHost) -> dict[str, Any] | None:
+def transaction_of(host: ServiceHost) -> dict[str, Any] | None:
+    """The running, interrupted or last transaction; None without any."""
     folder = host.paths.transaction
     try:
         request = read_request(folder)
@@ -279,3 +280,12 @@ def _loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def unsettled(host: ServiceHost) -> str | None:
+    """A change that runs or was interrupted, in words; until it has ended, what is current may not stay."""
+    found = transaction_of(host)
+    if found is None or found["state"] == "ended":
+        return None
+    state = "runs" if found["state"] == "running" else "was interrupted and will be finished or reversed"
+    return f"a {found['kind']} by {found['who']} {state}: the release that is current is not accepted yet"

@@ -92,7 +92,7 @@ class Agent:
         try:
             self._stream.write(data)
         except (OSError, EOFError, paramiko.SSHException) as error:
-            raise lost(self.name, self._stream.complaint() or error) from error
+            raise self._ended() from error
 
     def receive(self) -> dict[str, Any]:
         """The next JSON line."""

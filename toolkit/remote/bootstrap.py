@@ -7,6 +7,7 @@ archive. Then the agent takes over both streams.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -19,6 +20,7 @@ from typing import Any
 
 MARKER = ".complete"
 REMEMBERED = "python"
+DIGITS = 16
 
 
 def answer(value: dict[str, Any]) -> None:
@@ -64,6 +66,16 @@ def unpack(target: Path) -> None:
         shutil.rmtree(staging, ignore_errors=True)
 
 
+def tree_digest(folder: Path) -> str:
+    """SHA-256 over names and contents of the files below `folder`, hexadecimal; without compiled ones."""
+    total = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            total.update(str(path.relative_to(folder)).encode() + b"\0")
+            total.update(hashlib.sha256(path.read_bytes()).digest())
+    return total.hexdigest()
+
+
 def lacking(python: str, modules: list[str]) -> list[str] | None:
     """Which modules the interpreter does not have; None if it does not run."""
     text = "import importlib.util as u, sys; print(*[m for m in sys.argv[1:] if not u.find_spec(m)])"
@@ -94,7 +106,7 @@ def main() -> None:
     if absent is None or absent:
         answer({"python": python, "absent": absent})
         return
-    if not (target / MARKER).is_file():
+    if not (target / MARKER).is_file() or tree_digest(target / "toolkit")[:DIGITS] != wanted["digest"]:
         answer({"need": True})
         try:
             unpack(target)

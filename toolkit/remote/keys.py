@@ -96,7 +96,7 @@ def check(host: str, name: str, files: tuple[Path, ...], blob: bytes) -> None:
     raise UnreachableError(
         f"{host}: its key is not known; it offers {KEY_TYPE} {offered}",
         hint=f"compare it with `ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub` on the host, then: "
-        f"ddtoolkit hosts trust {host} --fingerprint {offered}",
+        f"ddtoolkit hosts trust {host} -i INVENTORY --fingerprint {offered}",
     )
 
 

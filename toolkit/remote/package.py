@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from toolkit.build.environment import package_digest
+from toolkit.remote.bootstrap import DIGITS
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _FASTEST = 1  # most of it is model weights, which do not compress
@@ -16,7 +17,7 @@ _FASTEST = 1  # most of it is model weights, which do not compress
 
 def digest() -> str:
     """Name of the package's content: 16 hexadecimal digits."""
-    return package_digest()[:16]
+    return package_digest()[:DIGITS]
 
 
 @cache

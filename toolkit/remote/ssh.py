@@ -6,6 +6,7 @@ A host that falls silent is given up after `SILENCE` seconds: TCP itself would w
 from __future__ import annotations
 
 import contextlib
+import logging
 import shlex
 import socket
 import subprocess
@@ -23,6 +24,8 @@ from toolkit.errors import ToolkitError, UnreachableError
 from toolkit.remote import keys
 from toolkit.remote.options import SshOptions
 
+# What goes wrong is raised and told once; the library would also print tracebacks of its own.
+logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
 CONNECT_LIMIT = 15.0
 SILENCE = 30.0
 _KEEPALIVE = 10
@@ -93,22 +96,21 @@ def offered_key(options: SshOptions) -> bytes:
         via: paramiko.Transport | None = None
         for hop in options.jumps:
             via, _ = _log_in(hop, stack, via)
-        return _start(options, stack, via).get_remote_server_key().asbytes()
+        return _start(options, stack, via)[1]
 
 
 def _log_in(
     options: SshOptions, stack: contextlib.ExitStack, via: paramiko.Transport | None
 ) -> tuple[paramiko.Transport, str]:
-    transport = _start(options, stack, via)
-    offered = transport.get_remote_server_key().asbytes()
+    transport, offered = _start(options, stack, via)
     keys.check(options.name, options.known_as, options.known_hosts, offered)
     return transport, _authenticate(transport, options)
 
 
 def _start(
     options: SshOptions, stack: contextlib.ExitStack, via: paramiko.Transport | None
-) -> paramiko.Transport:
-    """A transport up to the key exchange."""
+) -> tuple[paramiko.Transport, bytes]:
+    """A transport up to the key exchange, and the key that the host offers."""
     where = f"{options.hostname} port {options.port}"
     try:
         stream = _stream(options, stack, via)
@@ -118,6 +120,8 @@ def _start(
         transport.auth_timeout = CONNECT_LIMIT
         transport.get_security_options().key_types = (keys.KEY_TYPE,)
         transport.start_client(timeout=CONNECT_LIMIT)
+        # A host that is silent lets the call above return without an error; this one notices.
+        offered = transport.get_remote_server_key().asbytes()
     except IncompatiblePeer as error:
         raise UnreachableError(
             f"{options.name}: {where} has no {keys.KEY_TYPE} host key, or nothing else in common: {error}",
@@ -130,7 +134,7 @@ def _start(
             hint=f"check the address, and that sshd runs there: ssh -v {options.hostname}",
         ) from error
     transport.set_keepalive(_KEEPALIVE)
-    return transport
+    return transport, offered
 
 
 def _stream(

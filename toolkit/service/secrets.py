@@ -7,6 +7,7 @@ arguments, the release, or an error message.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 
 from toolkit.errors import ConfigError, ToolkitError
@@ -25,6 +26,10 @@ def read_secret(source: SecretSource) -> str:
     from toolkit.profile.schema import SecretRef
     from toolkit.profile.secrets import resolve_secret
 
+    if source == SecretSource():
+        raise ToolkitError(
+            "it came with the deploy and is read nowhere else", hint="deploy the profile again"
+        )
     return resolve_secret(SecretRef(env=source.env, file=source.file, command=source.command)).reveal()
 
 
@@ -46,9 +51,21 @@ def write_secrets(unit: Unit) -> None:
         if path.is_file() and not path.is_symlink():
             return
         raise
+    store_secrets(unit, values)
+
+
+def store_secrets(unit: Unit, values: Mapping[str, str]) -> None:
+    """Put values into the unit's secrets file.
+
+    Raises:
+        ToolkitError: it cannot be written.
+    """
+    if unit.secrets_file is None:
+        return
+    path = Path(unit.secrets_file)
     import yaml
 
-    data = yaml.safe_dump(values, allow_unicode=True, width=_NO_FOLDING, default_style='"').encode()
+    data = yaml.safe_dump(dict(values), allow_unicode=True, width=_NO_FOLDING, default_style='"').encode()
     try:
         make_private(path.parent)
         if not path.is_file() or path.read_bytes() != data:

@@ -22,7 +22,10 @@ _DELETE = 0x7F
 
 @dataclass(frozen=True, slots=True)
 class SecretSource:
-    """Where a secret is read: exactly one of an environment variable, a file, or a command's output."""
+    """Where a secret is read: an environment variable, a file, or a command's output, one of them.
+
+    With none, it is read nowhere again: the value came from the control machine and is kept with the release.
+    """
 
     env: str | None = None
     file: str | None = None
@@ -34,7 +37,9 @@ class SecretSource:
             return f"environment variable {self.env}"
         if self.file is not None:
             return f"file {self.file}"
-        return f"command {(self.command or ('?',))[0]}"
+        if self.command is not None:
+            return f"command {(self.command or ('?',))[0]}"
+        return "kept with the release"
 
 
 @dataclass(frozen=True, slots=True)
