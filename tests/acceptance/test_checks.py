@@ -236,13 +236,14 @@ def base_report(session, path, **load):
     load = {"concurrency": 16, "tokens": 16, "compared_tokens": 9} | load
     length = {"tree": {"value": 4.0}}
     report = {"prompts": {"sha256": session.prompts_hash}, "load": load, "acceptance_length": length}
+    report["checks"] = []
     path.write_text(json.dumps(report | {"tokens_per_second": 1e9}))
 
 
 @pytest.mark.parametrize(("tolerance", "status"), [(0.3, "failed"), (0.35, "passed")])
 def test_the_base_report_sets_the_floor(open_session, tmp_path, tolerance, status):
     path = tmp_path / "base.json"
-    session = open_session({"base_report": str(path), "tolerance": tolerance, "requests": 16})
+    session = open_session({"base_reports": [str(path)], "tolerance": tolerance, "requests": 16})
     base_report(session, path)
     result = RUN["acceptance_length"](session)  # 8 tokens in 3 steps
     assert result.status == status
@@ -253,10 +254,38 @@ def test_the_base_report_sets_the_floor(open_session, tmp_path, tolerance, statu
 @pytest.mark.parametrize(("tolerance", "status"), [(None, "failed"), (0.5, "failed"), (1 - 1e-9, "passed")])
 def test_tokens_per_second_may_have_a_tolerance_of_its_own(open_session, tmp_path, tolerance, status):
     path = tmp_path / "base.json"
-    session = open_session({"base_report": str(path), "speed_tolerance": tolerance, "requests": 16})
+    session = open_session({"base_reports": [str(path)], "speed_tolerance": tolerance, "requests": 16})
     base_report(session, path)
     assert RUN["tokens_per_second"](session).status == status
     assert RUN["acceptance_length"](session).status == "failed"  # still by `tolerance`
+
+
+def reports(session, tmp_path, **first):
+    """Two base reports, of which the first is changed so that it cannot judge."""
+    paths = [tmp_path / "base.json", tmp_path / "earlier.json"]
+    for path in paths:
+        base_report(session, path)
+    paths[0].write_text(json.dumps(json.loads(paths[0].read_text()) | first))
+    return {"base_reports": [str(path) for path in paths]}
+
+
+UNJUDGED = [{"name": "acceptance_length", "status": "not_judged"}]
+
+
+@pytest.mark.parametrize("first", [{"acceptance_length": {"tree": None}}, {"checks": UNJUDGED}])
+def test_a_figure_that_the_base_lacks_comes_from_the_release_before(open_session, tmp_path, first):
+    settings = reports(open_session({}), tmp_path, **first)
+    result = RUN["acceptance_length"](open_session(settings))
+    assert result.status == "failed"
+    assert result.measured["base"] == 4.0
+
+
+def test_a_figure_that_no_base_has_is_not_compared(open_session, tmp_path):
+    settings = reports(open_session({}), tmp_path, checks=UNJUDGED)
+    settings["base_reports"].pop()
+    result = RUN["acceptance_length"](open_session(settings))
+    assert result.status == "passed"
+    assert "beside other traffic" in result.detail
 
 
 @pytest.mark.parametrize(
@@ -270,7 +299,7 @@ def test_tokens_per_second_may_have_a_tolerance_of_its_own(open_session, tmp_pat
 )
 def test_an_unfit_base_report_is_not_compared_with(open_session, tmp_path, change, words):
     path = tmp_path / "base.json"
-    session = open_session({"base_report": str(path)})
+    session = open_session({"base_reports": [str(path)]})
     if change is None:
         path.write_text("{")
     else:

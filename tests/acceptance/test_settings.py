@@ -62,7 +62,7 @@ def test_keys_stay_references():
 
 
 def test_round_trip_through_a_file(tmp_path):
-    settings = settings_for(profile(), base_report=tmp_path / "b.json")
+    settings = settings_for(profile(), base_reports=[tmp_path / "b.json"])
     path = tmp_path / "settings.json"
     path.write_text(json.dumps(settings.model_dump(mode="json")))
     assert load_settings(path) == settings

@@ -68,9 +68,9 @@ class StubService:
         )
         return replace(unit, **changes)
 
-    def stage(self, mark: str, *flags: str, **changes) -> Release:
+    def stage(self, mark: str, *flags: str, profile: dict | None = None, **changes) -> Release:
         """A release whose server answers with `mark`."""
-        profile = {"name": self.name, "mark": mark, "flags": list(flags)}
+        profile = {"name": self.name, "mark": mark, "flags": list(flags)} | (profile or {})
         release_id = self.host.store.new_id(content_digest(profile, {}))
         unit = self.unit(release_id, "--mark", mark, *flags, **changes)
         return self.host.store.stage(release_id, profile=profile, unit=unit, manifest={"v": 1})

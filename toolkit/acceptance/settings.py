@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,7 +41,9 @@ class Settings(BaseModel):
     min_tokens_per_second: float | None = Field(None, gt=0)
     tolerance: float = Field(0.1, ge=0, lt=1)
     speed_tolerance: float | None = Field(None, ge=0, lt=1)
-    base_report: str | None = None
+    base_reports: tuple[str, ...] = Field(
+        (), description="reports of the base release and, behind it, of those that served before it"
+    )
     requests: int = Field(160, ge=151, le=100_000)
     concurrency: int = Field(16, ge=1, le=1024)
     time_limit: float = Field(120.0, gt=0)
@@ -88,7 +91,7 @@ def settings_for(
     profile: Profile,
     url: str | None = None,
     *,
-    base_report: Path | None = None,
+    base_reports: Sequence[Path] = (),
     mode: Literal["acceptance", "experiment"] = "acceptance",
     level: Literal["quick", "full"] | None = None,
     keys_from_environment: bool = False,
@@ -98,7 +101,8 @@ def settings_for(
     Args:
         profile: the release's resolved profile.
         url: where it serves; None takes the profile's bind address and port.
-        base_report: report of the base release, which the new one must not fall behind.
+        base_reports: report of the base release, which the new one must not fall behind, then of those that
+            served before it; a figure that one lacks is taken from the next.
         mode: "experiment" gates on correctness only.
         level: None takes the profile's.
         keys_from_environment: keys that the profile sets are read from `DDTOOLKIT_API_KEY` and
@@ -128,7 +132,7 @@ def settings_for(
         min_tokens_per_second=accept.min_tokens_per_second,
         tolerance=accept.tolerance,
         speed_tolerance=accept.speed_tolerance,
-        base_report=None if base_report is None else str(base_report),
+        base_reports=tuple(map(str, base_reports)),
         requests=accept.requests,
         concurrency=accept.concurrency,
         time_limit=accept.time_limit,

@@ -180,6 +180,28 @@ def ground_of(host: ServiceHost, current: Release) -> Release:
     return host.store.get(experiment.base)
 
 
+def bases_of(host: ServiceHost, current: Release | None) -> tuple[Release, ...]:
+    """What a change is judged against, then what served the same target before it, newest first.
+
+    A base that decodes without speculation, or was measured beside other traffic, lacks a figure: without the
+    earlier ones, a worse tree would pass after it.
+    """
+    if current is None:
+        return ()
+    ground = ground_of(host, current)
+    found = [ground]
+    for earlier in reversed(history.served(host.paths)):
+        with contextlib.suppress(ToolkitError):  # pruned or damaged
+            release = host.store.get(earlier)
+            if release.id not in (ground.id, current.id) and _target(release) == _target(ground):
+                found.append(release)
+    return tuple(found)
+
+
+def _target(release: Release) -> Any:
+    return (release.profile.get("model") or {}).get("target")
+
+
 def rollback(service: Deployed, release_id: str | None, watcher: Watcher, *, lock_wait: float) -> Outcome:
     """Go back to an earlier release with its own environment and its own checks.
 
@@ -206,7 +228,7 @@ def rollback(service: Deployed, release_id: str | None, watcher: Watcher, *, loc
             release=target.id,
             base=current.id,
             changes=changes,
-            acceptance=acceptance_of(profile, target.unit, None, Judging()),
+            acceptance=acceptance_of(profile, target.unit, (), Judging()),
             keep_releases=profile.service.keep_releases,
         )
         return run_request(session, request, watcher.event)
@@ -255,7 +277,7 @@ def full_test(service: Deployed, watcher: Watcher, *, lock_wait: float) -> Outco
             who=whoami(),
             command=command,
             release=current.id,
-            acceptance=acceptance_of(profile, current.unit, None, judging),
+            acceptance=acceptance_of(profile, current.unit, (), judging),
             comparison=comparison_of(profile, current.path, current.manifest, service.layout),
         )
         return run_request(session, request, watcher.event)
@@ -331,7 +353,7 @@ def _release(
         release=release.id,
         base=None if base is None else base.id,
         changes=tuple(change.changes),
-        acceptance=acceptance_of(change.profile, unit, base and ground_of(host, base), judging),
+        acceptance=acceptance_of(change.profile, unit, bases_of(host, base), judging),
         comparison=comparison,
         experiment_seconds=judging.experiment_seconds,
         keep_releases=change.profile.service.keep_releases,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,15 +49,15 @@ def release_unit(profile: Profile, manifest: Mapping[str, Any], folder: Path, la
     )
 
 
-def acceptance_of(profile: Profile, unit: Unit, base: Release | None, judging: Judging) -> Acceptance:
-    """The program that judges a release of `profile`."""
-    report = None
-    if base is not None and base.acceptance is not None and not judging.new_baseline:
-        report = base.path / ACCEPTANCE_FILE
+def acceptance_of(profile: Profile, unit: Unit, bases: Sequence[Release], judging: Judging) -> Acceptance:
+    """The program that judges a release of `profile` against the first of `bases` that has each figure."""
+    reports = (
+        [] if judging.new_baseline else [base.path / ACCEPTANCE_FILE for base in bases if base.acceptance]
+    )
     settings = settings_for(
         profile,
         unit.url,
-        base_report=report,
+        base_reports=reports,
         mode="acceptance" if judging.experiment_seconds is None else "experiment",
         keys_from_environment=True,
     )

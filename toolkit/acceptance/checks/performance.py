@@ -36,7 +36,7 @@ def acceptance_length(session: Session) -> CheckResult:
         return result(
             "not_judged", measured=figures, detail=f"read from counters, with other traffic: {traffic}"
         )
-    base = _base(session, ("acceptance_length", "tree", "value"))
+    base = _base(session, "acceptance_length", ("acceptance_length", "tree", "value"))
     settings = session.settings
     bounds = _bounds(settings.min_acceptance_length, base, settings.tolerance)
     return _judge(result, estimate.value, bounds, base, figures)
@@ -53,7 +53,7 @@ def tokens_per_second(session: Session) -> CheckResult:
     traffic = other_traffic(session)
     if traffic is not None:
         return result("not_judged", measured=figures, detail=f"other traffic: {traffic}")
-    base = _base(session, ("tokens_per_second",))
+    base = _base(session, "tokens_per_second", ("tokens_per_second",))
     settings = session.settings
     tolerance = settings.tolerance if settings.speed_tolerance is None else settings.speed_tolerance
     return _judge(result, speed, _bounds(settings.min_tokens_per_second, base, tolerance), base, figures)
@@ -84,11 +84,14 @@ def _judge(
     return result("passed", measured=figures, expected=expected, detail=base.reason)
 
 
-def _base(session: Session, keys: tuple[str, ...]) -> _Base:
-    """One figure of the base report, if it was measured on the same prompts at the same concurrency."""
-    path = session.settings.base_report
-    if path is None:
-        return _Base()
+def _base(session: Session, check: str, keys: tuple[str, ...]) -> _Base:
+    """One figure of the first base report that has it; why the base itself lacks it, where none has."""
+    found = [_figure(session, path, check, keys) for path in session.settings.base_reports]
+    return next((base for base in found if base.value is not None), found[0] if found else _Base())
+
+
+def _figure(session: Session, path: str, check: str, keys: tuple[str, ...]) -> _Base:
+    """One figure of a report, if it was judged there on the same prompts at the same concurrency."""
     try:
         report = json.loads(Path(path).read_text(encoding="utf-8"))
         load = report["load"]
@@ -98,6 +101,7 @@ def _base(session: Session, keys: tuple[str, ...]) -> _Base:
             and load["tokens"] == session.settings.load_tokens
             and load["compared_tokens"] == session.settings.max_new_tokens
         )
+        unjudged = any(it["name"] == check and it["status"] == "not_judged" for it in report["checks"])
         value: Any = report
         for key in keys:
             value = value[key] if value is not None else None
@@ -105,6 +109,8 @@ def _base(session: Session, keys: tuple[str, ...]) -> _Base:
         return _Base(reason=f"the base report {path} cannot be read: not compared with it")
     if not same:
         return _Base(reason="the base report has other prompts, lengths or concurrency: not compared with it")
+    if unjudged:
+        return _Base(reason="the base's figure was not judged, beside other traffic: not compared with it")
     if not isinstance(value, int | float):
         return _Base(reason="the base report lacks this figure: not compared with it")
     return _Base(value=float(value))
