@@ -102,6 +102,8 @@ def _accepted(accepted: dict[str, Any]) -> str | None:
     ]
     if (speed := accepted.get("tokens_per_second")) is not None:
         parts.append(f"{speed:.0f} tokens/s")
+    if unjudged := accepted.get("not_judged"):
+        parts.append(f"not judged: {', '.join(unjudged)}")
     return ", ".join(parts)
 
 

@@ -208,7 +208,11 @@ def _accepted(release: Release) -> dict[str, Any] | None:
     if report is None:
         return None
     keys = ("verdict", "started", "acceptance_length", "tokens_per_second")
-    return {key: report[key] for key in keys if key in report}
+    shown = {key: report[key] for key in keys if key in report}
+    checks = report.get("checks")
+    listed = [check for check in checks if isinstance(check, dict)] if isinstance(checks, list) else []
+    shown["not_judged"] = [check.get("name") for check in listed if check.get("status") == "not_judged"]
+    return shown
 
 
 def _lock(host: ServiceHost) -> dict[str, Any] | None:
