@@ -4,9 +4,9 @@ python -m benchmarks.two_hosts --out benchmarks/two_hosts.json
 
 As root, in the checkout. Two test hosts (Debian 12 and 13) are booted and get the profile `systemd-cpu`.
 Then, in turn: a deploy with nothing to change; `ansible-playbook` of the same playbook with the same
-inventory and values, which has nothing to change either, with pipelining and a connection that is kept between
-its runs (its quickest settings); `plan`; `status`; `drift`. "ratio" is deploy over ansible-playbook, turn by
-turn.
+inventory and values, which has nothing to change either, with pipelining and a connection that is kept
+between its runs (its quickest settings); `plan`; `status`; `drift`. "ratio" is deploy over ansible-playbook,
+turn by turn.
 
 The swaps change a value that does not concern the model's output and are accepted. What a swap adds is its
 wall-clock time without its acceptance and without the server's own stop and start, in two ways:
