@@ -118,6 +118,10 @@ class Machine:
                     return int(pid)
         raise RuntimeError(f"{self.name} is not running:\n{self.console()[-2000:]}")
 
+    def payload(self) -> Path:
+        """Control group of everything that runs in the host."""
+        return self._cgroup / "payload"
+
     def console(self) -> str:
         """What the boot and the container manager printed."""
         return (self._folder / "console.log").read_text(errors="replace")

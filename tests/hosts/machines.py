@@ -94,6 +94,10 @@ class Host(Machine):
         self.network.inside("bridge", "link", "set", "dev", f"vb-{self._id}", "state", "3")
         self._relay.tell("restore")
 
+    def break_connections(self) -> None:
+        """Reset every SSH connection, as a router does that forgot about them."""
+        self._relay.tell("break")
+
     def delay(self, seconds: float) -> None:
         """Let everything between this machine and the host's SSH take this long, each way."""
         self._relay.tell(f"delay {seconds}")

@@ -4,7 +4,8 @@
 
 DESCRIPTOR is a listening socket made outside; this process runs inside, where ADDRESS can be reached.
 Commands on standard input, a line each: `delay SECONDS` (one way), `cut` (nothing passes, nothing is told, as
-with an unplugged cable) and `restore`. The end of standard input ends the relay.
+with an unplugged cable), `restore`, and `break` (every connection is reset). The end of standard input ends
+the relay.
 """
 
 import asyncio
@@ -25,6 +26,7 @@ class Relay:
         self.delay = 0.0
         self.plugged = asyncio.Event()
         self.plugged.set()
+        self.writers: set[asyncio.StreamWriter] = set()
 
     def command(self, line: str) -> None:
         """Carry out one line of standard input."""
@@ -35,6 +37,9 @@ class Relay:
                 self.plugged.clear()
             case ["restore"]:
                 self.plugged.set()
+            case ["break"]:
+                for writer in self.writers:
+                    writer.transport.abort()
             case _:
                 raise ValueError(f"unknown command {line!r}")
 
@@ -43,10 +48,14 @@ class Relay:
         with contextlib.suppress(OSError), contextlib.closing(writer):
             await self.plugged.wait()
             inner_reader, inner_writer = await asyncio.open_connection(*self.target)
-            with contextlib.closing(inner_writer):
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(self.carry(reader, inner_writer))
-                    group.create_task(self.carry(inner_reader, writer))
+            self.writers |= {writer, inner_writer}
+            try:
+                with contextlib.closing(inner_writer):
+                    async with asyncio.TaskGroup() as group:
+                        group.create_task(self.carry(reader, inner_writer))
+                        group.create_task(self.carry(inner_reader, writer))
+            finally:
+                self.writers -= {writer, inner_writer}
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One direction: each piece leaves `delay` after it came, however many are under way."""
