@@ -76,7 +76,7 @@ def deploy(
     """Deploy a profile on the hosts that carry it."""
     from toolkit.fleet.change import lock_all
     from toolkit.fleet.connections import Connections
-    from toolkit.fleet.deploy import deploy_in_turn, desired, plan_everywhere, provision, untouched
+    from toolkit.fleet.deploy import build, deploy_in_turn, desired, plan_everywhere, provision, untouched
     from toolkit.profile.loading import load_profile
 
     resolved = load_profile(name, overlays=overlays, sets=sets)
@@ -85,8 +85,9 @@ def deploy(
     wanted = desired(resolved)
     command = f"deploy profile {wanted.service}"
     with Connections(hosts, python=resolved.profile.host.python) as connections:
-        out = lock_all(connections, list(connections.hosts), wanted.service, command, wait=manner.lock_wait)
-        plans = plan_everywhere(wanted, connections, limit=where.parallel, but=out)
+        names, wait, limit = list(connections.hosts), manner.lock_wait, where.parallel
+        out = lock_all(connections, names, wanted.service, command, wait=wait, limit=limit)
+        plans = plan_everywhere(wanted, connections, limit=limit, but=out)
         _show_plans(plans, say)
         if all(item.value is None or item.value["plan"]["empty"] for item in plans):
             _end([untouched(item) for item in plans], manner)
@@ -97,6 +98,7 @@ def deploy(
         options = {"lock_wait": manner.lock_wait, "new_baseline": new_baseline}
         with Board([host.name for host in hosts], verbose=manner.verbose) as board:
             plans = provision(wanted, where.inventory, plans, board.tell)
+            plans = build(wanted, connections, plans, board.tell, limit=limit)
             results = deploy_in_turn(wanted, connections, plans, options, board.tell, batch=where.batch)
     _end(results, manner)
 
@@ -247,7 +249,8 @@ def _change(
     names = [host.name for host in hosts]
     _need_yes(manner)
     with Connections(hosts) as connections:
-        out = lock_all(connections, names, service, _words(operation, args), wait=manner.lock_wait)
+        words, limit = _words(operation, args), where.parallel
+        out = lock_all(connections, names, service, words, wait=manner.lock_wait, limit=limit)
         names = [host for host in names if host not in {item.host for item in out}]
         wanted = {"service": service, **args}
         if preview is not None:

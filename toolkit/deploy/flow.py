@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from toolkit.build.builder import build
-from toolkit.build.environment import embedded_environment
+from toolkit.build.environment import Environment, embedded_environment
 from toolkit.deploy.judging import Judging, acceptance_of, comparison_of, release_unit
 from toolkit.deploy.locate import Deployed, current_release, remember
 from toolkit.deploy.prepare import Prepared
+from toolkit.deploy.reuse import built_already, fits
 from toolkit.errors import ConfigError, ToolkitError
+from toolkit.layout import Layout
 from toolkit.plan.steps import shown
 from toolkit.profile.changes import Change
 from toolkit.profile.loading import change_profile, differences, profile_from_data
@@ -58,6 +60,7 @@ def deploy(
     lock_wait: float,
     judging: Judging,
     given: Mapping[str, str] | None = None,
+    built: dict[str, Any] | None = None,
 ) -> Outcome | None:
     """Carry out a planned deploy.
 
@@ -67,6 +70,7 @@ def deploy(
         lock_wait: seconds to wait for the lock.
         judging: how the release is judged.
         given: values of the secrets, where these and provisioning are another machine's work; else None.
+        built: what `build_ahead` gave; None builds here.
 
     Returns:
         The transaction's outcome; None when provisioning was all there was to do.
@@ -95,9 +99,42 @@ def deploy(
             request = Request(kind="start", who=whoami(), command=command, release=prepared.current_id)
             return run_request(session, request, watcher.event)
         change = _Change(
-            "deploy", command, prepared.profile, prepared.resolved.data, plan.changes, (), prepared.sources
+            "deploy",
+            command,
+            prepared.profile,
+            prepared.resolved.data,
+            plan.changes,
+            (),
+            prepared.sources,
+            built,
         )
         return _release(session, change, prepared.current, watcher, judging, given)
+
+
+def build_ahead(prepared: Prepared, watcher: Watcher) -> dict[str, Any] | None:
+    """Build what a planned deploy will serve, before anything is touched.
+
+    Returns:
+        The manifest, for `deploy`; None where the plan has no new release.
+
+    Raises:
+        ToolkitError: the build failed.
+    """
+    if not prepared.plan.has("release"):
+        return None
+    layout = prepared.service.layout
+    return _build(prepared.profile, prepared.environment, prepared.current, layout, watcher)
+
+
+def _build(
+    profile: Profile, environment: Environment, base: Release | None, layout: Layout, watcher: Watcher
+) -> dict[str, Any]:
+    watcher.step("build", "environment, checkpoint hashes, tuned values; what is there already is used")
+    manifest = built_already(profile, environment, base)
+    if manifest is not None:
+        watcher.line("nothing that it depends on has changed: the build of the release before is used")
+        return manifest
+    return build(profile, environment, layout, on_progress=watcher.line)
 
 
 def swap(
@@ -315,6 +352,7 @@ class _Change:
     changes: Sequence[Change]
     swapped: tuple[str, ...]
     sources: dict[str, bytes]
+    built: dict[str, Any] | None = None
 
 
 def _release(
@@ -326,9 +364,10 @@ def _release(
     given: Mapping[str, str] | None,
 ) -> Outcome:
     host = session.host
-    watcher.step("build", "environment, checkpoint hashes, tuned values; what is there already is used")
     environment = embedded_environment(change.profile.host.python)
-    manifest = build(change.profile, environment, host.layout, on_progress=watcher.line)
+    manifest = change.built
+    if manifest is None or not fits(manifest, environment):
+        manifest = _build(change.profile, environment, base, host.layout, watcher)
     release_id = host.store.new_id(content_digest(change.data, manifest))
     unit = release_unit(change.profile, manifest, host.store.path(release_id), host.layout)
     if given is not None:

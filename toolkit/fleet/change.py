@@ -8,13 +8,19 @@ from typing import Any
 from toolkit.errors import StoppedWatchingError, ToolkitError, UnreachableError
 from toolkit.fleet.connections import Connections
 from toolkit.fleet.drain import exit_code_of
-from toolkit.fleet.many import in_turn
+from toolkit.fleet.many import at_once, in_turn
 from toolkit.fleet.results import HostResult
 from toolkit.remote.agent import NotReadyError
 
 
 def lock_all(
-    connections: Connections, names: Sequence[str], service: str, command: str, *, wait: float
+    connections: Connections,
+    names: Sequence[str],
+    service: str,
+    command: str,
+    *,
+    wait: float,
+    limit: int,
 ) -> list[HostResult]:
     """Take a service's lock on all hosts that can be reached, or on none.
 
@@ -24,14 +30,18 @@ def lock_all(
         service: name of the service.
         command: what is done, shown to whoever finds the service locked.
         wait: seconds to wait for each lock.
+        limit: hosts that are connected to at the same time.
 
     Returns:
         A result for each host that must not be touched; those that cannot be reached keep no other one back.
     """
     out = []
+    opened = {item.host: item.error for item in at_once(names, connections.open, limit=limit)}
     # Always in the same order, so that two commands cannot wait for each other.
     for name in sorted(names):
         try:
+            if (error := opened[name]) is not None:
+                raise error
             connections.reserve(name, service, command, wait=wait)
         except (UnreachableError, NotReadyError) as error:
             out.append(HostResult(name, error=error))

@@ -43,6 +43,14 @@ class Connections:
     ) -> None:
         self._stack.close()
 
+    def open(self, name: str) -> None:
+        """Connect to a host, where that was not done yet.
+
+        Raises:
+            ToolkitError: the host cannot be reached, or has no interpreter for the agent.
+        """
+        self._agent(name)
+
     def call(self, name: str, operation: str, args: dict[str, Any], tell: Tell | None = None) -> Any:
         """Run an operation on a host, connecting first where that was not done yet.
 

@@ -89,6 +89,31 @@ def provision(
     return [HostResult(item.host, error=failed[item.host]) if item.host in failed else item for item in plans]
 
 
+def build(
+    wanted: Desired, connections: Connections, plans: Sequence[HostResult], tell: TellHost, *, limit: int
+) -> list[HostResult]:
+    """Build on all hosts that get a release, before the first is touched; the manifest joins the plan.
+
+    Where one host's build fails, no other host is begun.
+    """
+    planned = {item.host: item for item in plans if item.value and _has(item.value["plan"], "release")}
+
+    def one(name: str) -> Any:
+        value = planned[name].value
+        args = {**wanted.args(), "current": value["current"]}
+        return {**value, **connections.call(name, "build", args, lambda message: tell(name, message))}
+
+    built = {item.host: item for item in at_once(list(planned), one, limit=limit)}
+    failed = next((item.host for item in built.values() if item.error is not None), None)
+    found = [built.get(item.host, item) for item in plans]
+    if failed is None:
+        return found
+    return [
+        HostResult(item.host, skipped=f"not begun, since the build on {failed} failed") if item.ok else item
+        for item in found
+    ]
+
+
 def deploy_in_turn(
     wanted: Desired,
     connections: Connections,
@@ -111,6 +136,7 @@ def deploy_in_turn(
             **options,
             "service": wanted.service,
             "current": planned[name]["current"],
+            "built": planned[name].get("built"),
         }
 
         def change() -> Any:

@@ -47,18 +47,23 @@ def plan(args: Args, _: Send) -> dict[str, Any]:
     }
 
 
+def build(args: Args, send: Send) -> dict[str, Any]:
+    """Build what a deploy of `profile` will serve; touches nothing that serves."""
+    return {"built": flow.build_ahead(_planned(args), _watcher(send))}
+
+
 def deploy(args: Args, send: Send) -> dict[str, Any]:
     """Deploy `profile`; provisioning was done from outside."""
     _identify(args)
     _remember_interpreter()
-    prepared = _prepared(args)
-    if prepared.current_id != args["current"]:
-        raise ToolkitError(
-            f"{prepared.host.name} was changed while this deploy was planned",
-            hint="run the same command again to see the new plan",
-        )
+    prepared = _planned(args)
     outcome = flow.deploy(
-        prepared, _watcher(send), lock_wait=args["lock_wait"], judging=_judging(args), given=args["secrets"]
+        prepared,
+        _watcher(send),
+        lock_wait=args["lock_wait"],
+        judging=_judging(args),
+        given=args["secrets"],
+        built=args.get("built"),
     )
     return _ended(prepared.service, outcome)
 
@@ -206,6 +211,7 @@ def lock_release(args: Args, _: Send = _nobody) -> dict[str, Any]:
 
 OPERATIONS: dict[str, Callable[[Args, Send], Any]] = {
     "plan": plan,
+    "build": build,
     "deploy": deploy,
     "swap_preview": swap_preview,
     "swap": swap,
@@ -229,6 +235,21 @@ def _prepared(args: Args) -> Prepared:
     sources = {name: base64.b64decode(text) for name, text in args.get("sources", {}).items()}
     resolved = ResolvedProfile(profile, dict(args["profile"]), {}, (), ())
     return prepare(resolved, sources=sources, given=args["secrets"])
+
+
+def _planned(args: Args) -> Prepared:
+    """The deploy that was planned before.
+
+    Raises:
+        ToolkitError: another release is current now than then.
+    """
+    prepared = _prepared(args)
+    if prepared.current_id != args["current"]:
+        raise ToolkitError(
+            f"{prepared.host.name} was changed while this deploy was planned",
+            hint="run the same command again to see the new plan",
+        )
+    return prepared
 
 
 def _remember_interpreter() -> None:

@@ -116,7 +116,8 @@ def main() -> None:
     answer({"ready": True})
     kept = ("PATH", "HOME", "LANG", "TZ", "SUDO_USER", "SSH_CONNECTION")
     environment = {name: os.environ[name] for name in kept if name in os.environ}
-    environment |= {"PYTHONPATH": str(target), "LC_ALL": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
+    # What it compiles stays beside its source, which root owns too: the next command starts in half the time.
+    environment |= {"PYTHONPATH": str(target), "LC_ALL": "C.UTF-8"}
     os.chdir("/")
     os.execve(python, [python, "-P", "-m", "toolkit.hostside"], environment)  # noqa: S606
 
