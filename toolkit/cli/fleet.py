@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -74,6 +76,7 @@ def deploy(
     new_baseline: bool,
 ) -> None:
     """Deploy a profile on the hosts that carry it."""
+    found = _begin_listing(where)
     from toolkit.fleet.change import lock_all
     from toolkit.fleet.connections import Connections
     from toolkit.fleet.deploy import build, deploy_in_turn, desired, plan_everywhere, provision, untouched
@@ -81,7 +84,7 @@ def deploy(
 
     resolved = load_profile(name, overlays=overlays, sets=sets)
     _warn(resolved.warnings)
-    hosts = _carrying(where, resolved.profile.name)
+    hosts = _carrying(found(), where, resolved.profile.name)
     wanted = desired(resolved)
     command = f"deploy profile {wanted.service}"
     with Connections(hosts, python=resolved.profile.host.python) as connections:
@@ -105,6 +108,7 @@ def deploy(
 
 def plan(name: str, overlays: Sequence[Path], sets: Sequence[str], where: Where, *, as_json: bool) -> bool:
     """Show what a deploy would do on each host; whether there is something to do."""
+    found = _begin_listing(where)
     from toolkit.fleet.connections import Connections
     from toolkit.fleet.deploy import desired, plan_everywhere
     from toolkit.fleet.results import to_json, worst
@@ -112,7 +116,7 @@ def plan(name: str, overlays: Sequence[Path], sets: Sequence[str], where: Where,
 
     resolved = load_profile(name, overlays=overlays, sets=sets)
     _warn(resolved.warnings)
-    hosts = _carrying(where, resolved.profile.name)
+    hosts = _carrying(found(), where, resolved.profile.name)
     with Connections(hosts, python=resolved.profile.host.python) as connections:
         plans = plan_everywhere(desired(resolved), connections, limit=where.parallel)
     _show_plans(plans, say if as_json else answer)
@@ -151,11 +155,12 @@ def full_test(name: str | None, where: Where, manner: Manner) -> None:
 
 def look(name: str | None, operation: str, args: dict[str, Any], where: Where) -> list[HostResult]:
     """A reading command on all hosts at once; hosts that carry nothing are left out."""
+    found = _begin_listing(where)
     from toolkit.fleet.connections import Connections
     from toolkit.fleet.many import at_once
     from toolkit.remote.agent import NotReadyError
 
-    hosts = _carrying(where, name) if name else [host for host in _hosts(where) if host.profiles]
+    hosts = _carrying(found(), where, name) if name else [host for host in found() if host.profiles]
     if not hosts:
         raise ConfigError("no host of the inventory lists any profile in ddtoolkit_profiles")
     with Connections(hosts) as connections:
@@ -173,11 +178,12 @@ def look(name: str | None, operation: str, args: dict[str, Any], where: Where) -
 
 def stream(name: str | None, where: Where, *, lines: int, follow: bool) -> None:
     """The server's output; with several hosts each line has its host in front."""
+    service = _named(name)
+    found = _begin_listing(where)
     from toolkit.fleet.connections import Connections
     from toolkit.fleet.many import at_once
 
-    service = _named(name)
-    hosts = _carrying(where, service)
+    hosts = _carrying(found(), where, service)
     width = max(len(host.name) for host in hosts)
     with Connections(hosts) as connections:
 
@@ -211,7 +217,7 @@ def show_each(
     from toolkit.fleet.results import to_json
 
     service = _named(name)
-    if one_host and len(_carrying(where, service)) > 1:
+    if one_host and len(_carrying(_begin_listing(where)(), where, service)) > 1:
         raise ConfigError("this concerns one host; several match", hint="add --limit HOST")
     results = look(service, operation, args, where)
     if as_json:
@@ -239,13 +245,14 @@ def _change(
     *,
     preview: str | None = None,
 ) -> None:
+    service = _named(name)
+    found = _begin_listing(where)
     from toolkit.fleet.change import change_in_turn, lock_all
     from toolkit.fleet.connections import Connections
     from toolkit.fleet.drain import drained
     from toolkit.fleet.many import at_once
 
-    service = _named(name)
-    hosts = _carrying(where, service)
+    hosts = _carrying(found(), where, service)
     names = [host.name for host in hosts]
     _need_yes(manner)
     with Connections(hosts) as connections:
@@ -295,16 +302,37 @@ def _named(name: str | None) -> str:
     return name
 
 
-def _hosts(where: Where) -> list[Host]:
-    from toolkit.inventory.load import load_hosts
+def _begin_listing(where: Where) -> Callable[[], list[Host]]:
+    """Begin to read the inventory: Ansible takes a while in a process of its own, which imports here can use.
 
-    return load_hosts(where.inventory, limit=where.limit)
+    Returns:
+        Waits for the hosts; raises what reading them raised.
+    """
+    answers: queue.SimpleQueue[list[Host] | BaseException] = queue.SimpleQueue()
+
+    def read() -> None:
+        from toolkit.inventory.load import load_hosts
+
+        try:
+            answers.put(load_hosts(where.inventory, limit=where.limit))
+        except BaseException as error:  # raised where the hosts are waited for
+            answers.put(error)
+
+    threading.Thread(target=read, daemon=True).start()
+
+    def wait() -> list[Host]:
+        found = answers.get()
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    return wait
 
 
-def _carrying(where: Where, profile: str) -> list[Host]:
+def _carrying(hosts: Sequence[Host], where: Where, profile: str) -> list[Host]:
     from toolkit.inventory.host import hosts_with
 
-    return hosts_with(_hosts(where), profile, limit=where.limit)
+    return hosts_with(hosts, profile, limit=where.limit)
 
 
 def _warn(warnings: Sequence[Any]) -> None:

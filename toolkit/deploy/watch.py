@@ -6,8 +6,6 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-import httpx
-
 from toolkit.deploy.locate import Deployed, current_release
 from toolkit.release.view import ServiceStatus
 from toolkit.release.view import status as host_status
@@ -57,6 +55,8 @@ def age(since: float) -> str:
 
 
 def _server_now(service: Deployed, shown: ServiceStatus) -> dict[str, Any] | None:
+    import httpx
+
     unit = current_release(service).unit
     key = stored_secrets(unit).get("api-key")
     headers = {"Authorization": f"Bearer {key}"} if key else {}

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
-
 from toolkit.drift.finding import Drift
 from toolkit.profile.schema import Profile
 from toolkit.service.secrets import stored_secrets
@@ -28,6 +26,8 @@ def drifts(unit: Unit, profile: Profile) -> Iterator[Drift]:
         unit: the unit of the current release.
         profile: its profile.
     """
+    import httpx
+
     restart = f"ddtoolkit restart {unit.name}"
     key = stored_secrets(unit).get("api-key")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
