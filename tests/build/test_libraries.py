@@ -1,0 +1,133 @@
+"""Hash-locked libraries: real virtual environments and a real pip, with wheels made on the spot."""
+
+import json
+import os
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.build.wheels import lock_for, make_wheel
+from toolkit.build.libraries.install import MARKER, Place, damage, ensure, interpreter
+from toolkit.build.libraries.lock import lock_of, needs_cuda
+from toolkit.errors import ConfigError, ToolkitError
+
+
+@pytest.fixture
+def house(tmp_path):
+    folder = tmp_path / "wheelhouse"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def place(tmp_path, house):
+    return Place(tmp_path / "envs", tmp_path / "wheels", house)
+
+
+def imported(folder: Path, module: str) -> bool:
+    done = subprocess.run([interpreter(folder), "-c", f"import {module}"], capture_output=True, check=False)
+    return done.returncode == 0
+
+
+def test_what_the_lock_names_is_installed_once(house, place):
+    lock = lock_for(
+        make_wheel(house, "torch", "2.0"), make_wheel(house, "triton"), make_wheel(house, "plain")
+    )
+    said: list[str] = []
+    assert ensure(lock, place, said.append)
+    folder = place.environments / lock.folder_name
+    assert damage(folder, lock) is None
+    assert (imported(folder, "plain"), imported(folder, "torch")) == (True, True)
+    assert not imported(folder, "triton")  # this torch asks for no CUDA
+    marker = json.loads((folder / MARKER).read_text())
+    assert (marker["lock"], marker["cuda"]) == (lock.sha256, False)
+    assert marker["versions"]["torch"] == "2.0"
+    assert not place.wheels.exists()
+    assert said
+    assert not ensure(lock, place, said.append)
+
+
+def test_a_torch_that_asks_for_cuda_gets_its_libraries(house, place):
+    torch = make_wheel(house, "torch", "2.0", requires="Requires-Dist: nvidia-blas\n")
+    lock = lock_for(torch, make_wheel(house, "nvidia_blas"))
+    assert needs_cuda(torch)
+    ensure(lock, place, lambda _: None)
+    assert imported(place.environments / lock.folder_name, "nvidia_blas")
+
+
+def test_a_run_that_was_ended_is_done_anew(house, place):
+    lock = lock_for(make_wheel(house, "torch"))
+    folder = place.environments / lock.folder_name
+    (folder / "lib").mkdir(parents=True)
+    (folder / "lib" / "half").touch()
+    assert "not finished" in damage(folder, lock)
+    assert ensure(lock, place, lambda _: None)
+    assert not (folder / "lib" / "half").exists()
+
+
+@pytest.mark.parametrize("spoilt", ["torch", "plain"])
+def test_a_file_that_differs_from_the_lock_is_refused(house, place, spoilt):
+    wheels = [make_wheel(house, "torch"), make_wheel(house, "plain")]
+    lock = lock_for(*wheels)
+    make_wheel(house, spoilt, requires="Summary: another\n")
+    with pytest.raises(ToolkitError, match=rf"{spoilt}\S* from the wheelhouse .* its sha256 differs"):
+        ensure(lock, place, lambda _: None)
+    assert not (place.environments / lock.folder_name).exists()
+
+
+def test_what_the_wheelhouse_lacks_is_named(house, place):
+    lock = lock_for(make_wheel(house, "torch"), gone := make_wheel(house, "gone"))
+    gone.unlink()
+    with pytest.raises(ToolkitError, match=rf"gone==1\.0 for Python .* is not in the wheelhouse {house}"):
+        ensure(lock, place, lambda _: None)
+
+
+def test_a_missing_wheelhouse_is_named(tmp_path, house):
+    lock = lock_for(make_wheel(house, "torch"))
+    place = Place(tmp_path / "envs", tmp_path / "wheels", tmp_path / "elsewhere")
+    with pytest.raises(ToolkitError, match=f"no wheelhouse {tmp_path / 'elsewhere'} on this host"):
+        ensure(lock, place, lambda _: None)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
+def test_a_full_disk_leaves_nothing_behind_and_is_named(tmp_path, house):
+    wheel = make_wheel(house, "torch")
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4M", "tmpfs", small], check=True)
+    try:
+        place = Place(small / "envs", tmp_path / "wheels", house)
+        lock = lock_for(wheel)
+        with pytest.raises(ToolkitError, match=r"No space left on device \(\d+ MiB are free\)"):
+            ensure(lock, place, lambda _: None)
+        assert not (place.environments / lock.folder_name).exists()
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+def test_two_builds_of_one_folder_take_turns(house, place):
+    lock = lock_for(make_wheel(house, "torch"))
+    ended: list[bool] = []
+    said: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: ended.append(ensure(lock, place, said.append))) for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(ended) == [False, True]
+
+
+def test_the_lock_of_the_embedded_engine_has_a_hash_for_every_requirement():
+    lock = lock_of("embedded")
+    assert all("--hash=sha256:" in block for block in lock.blocks())
+    assert {"torch", "pydantic", "httpx", "pyyaml", "fastapi"} <= lock.versions().keys()
+    assert "://" not in lock.text
+
+
+def test_an_engine_without_a_lock_is_refused():
+    with pytest.raises(ConfigError, match="'other' has no locked requirements"):
+        lock_of("other")
