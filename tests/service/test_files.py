@@ -8,7 +8,15 @@ import yaml
 
 from toolkit.errors import ConfigError
 from toolkit.service import ports
-from toolkit.service.files import Record, make_private, read_json, read_record, replace_file, write_new
+from toolkit.service.files import (
+    Record,
+    make_private,
+    read_json,
+    read_record,
+    replace_file,
+    temporaries,
+    write_new,
+)
 from toolkit.service.manager import Leftover
 from toolkit.service.processes import ProcessId, boot_id, descendants, identify, read_stat
 from toolkit.service.secrets import stored_secrets, write_secrets
@@ -174,3 +182,21 @@ def test_secret_of_before_is_kept_and_a_new_one_taken(tmp_path, monkeypatch):
 
 def test_no_secrets_no_file(tmp_path):
     assert stored_secrets(unit(tmp_path)) == {}
+
+
+def test_a_temporary_file_that_was_cleared_away_is_written_again(tmp_path, monkeypatch):
+    path = tmp_path / "record.json"
+    written = []
+
+    def write_and_lose(temporary, data, mode):
+        write_new(temporary, data, mode)
+        written.append(temporary)
+        if len(written) == 1:
+            assert temporaries(tmp_path, "record.json") == [temporary]
+            temporary.unlink()
+
+    monkeypatch.setattr("toolkit.service.files.write_new", write_and_lose)
+    replace_file(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert len(written) == 2
+    assert temporaries(tmp_path) == []

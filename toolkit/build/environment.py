@@ -7,16 +7,22 @@ installation it came from.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from toolkit.build.libraries import install as libraries
+from toolkit.build.libraries.lock import Lock
 from toolkit.errors import ToolkitError
 from toolkit.remote.bootstrap import tree_digest
 
@@ -56,11 +62,18 @@ class Environment:
         python: interpreter that has the libraries.
         versions: version of Python and of each library that matters to results.
         source: sha256 over the package's files.
+        lock: sha256 of the lock that the libraries are of; None for an interpreter that was there before.
     """
 
     python: Path
     versions: dict[str, str]
     source: str
+    lock: str | None = None
+
+    @property
+    def libraries(self) -> Path | None:
+        """The folder of libraries that are of a lock; None without one."""
+        return None if self.lock is None else self.python.parents[1]
 
     @property
     def digest(self) -> str:
@@ -99,6 +112,14 @@ def embedded_environment(python: str | None = None) -> Environment:
     return Environment(python=program, versions=versions, source=package_digest())
 
 
+def locked_environment(lock: Lock, environments: Path) -> Environment:
+    """The environment of an engine whose libraries are of a lock, installed already or not yet."""
+    folder = environments / lock.folder_name
+    installed = libraries.versions(folder) or lock.versions()
+    versions = {name: installed[name] for name in ("python", *_LIBRARIES) if name in installed}
+    return Environment(libraries.interpreter(folder), versions, package_digest(), lock.sha256)
+
+
 def _versions(python: Path) -> dict[str, str]:
     """Version of the interpreter and of each library that it has."""
     command = [str(python), "-I", "-c", _QUERY, *_LIBRARIES]
@@ -131,16 +152,46 @@ def materialise(environment: Environment, folder: Path) -> Path:
     target = folder / environment.digest
     if damage(target) is None:
         return target
+    with contextlib.ExitStack() as held:
+        try:
+            staging = Path(tempfile.mkdtemp(prefix=f".{environment.digest}-", dir=folder))
+            held.enter_context(_locked(staging))
+        except OSError as error:
+            raise ToolkitError(f"cannot write below {folder}: {error.strerror}") from None
+        return _fill(staging, environment, target)
+
+
+def abandoned(folder: Path) -> Iterator[Path]:
+    """Half-made environments below `folder` whose makers are dead."""
+    for path in folder.glob(".[0-9a-f]*-*"):
+        with contextlib.suppress(OSError), _locked(path):
+            yield path
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a flock on a folder; it ends with the process.
+
+    Raises:
+        OSError: someone else holds it.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        staging = Path(tempfile.mkdtemp(prefix=f".{environment.digest}-", dir=folder))
-    except OSError as error:
-        raise ToolkitError(f"cannot write below {folder}: {error.strerror}") from None
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _fill(staging: Path, environment: Environment, target: Path) -> Path:
+    folder = target.parent
     try:
         shutil.copytree(_PACKAGE, staging / "toolkit", ignore=shutil.ignore_patterns("__pycache__"))
         content = {
             "python": str(environment.python),
             "versions": environment.versions,
             "source": environment.source,
+            "lock": environment.lock,
         }
         (staging / MARKER).write_text(json.dumps(content, indent=2), encoding="utf-8")
         _open_to_all(staging)
@@ -171,7 +222,10 @@ def damage(folder: Path) -> str | None:
         content = json.loads(marker.read_bytes())
     except (OSError, ValueError):
         content = None
-    return None if isinstance(content, dict) else f"{marker} is damaged"
+    if not isinstance(content, dict):
+        return f"{marker} is damaged"
+    lock = content.get("lock")
+    return None if lock is None else libraries.damage(Path(content["python"]).parents[1], lock)
 
 
 @cache

@@ -6,6 +6,7 @@ a small record of name and root in the user's state folder (XDG Base Directory S
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import dataclass
@@ -87,9 +88,11 @@ def remember(service: Deployed) -> None:
     record = _records() / f"{service.name}.json"
     try:
         record.parent.mkdir(parents=True, exist_ok=True)
-        temporary = record.with_suffix(f".{os.getpid()}.tmp")
+        # One name, so that what a killed process leaves is written over; whoever does this writes the same.
+        temporary = record.with_suffix(".tmp")
         temporary.write_text(json.dumps({"root": root}), encoding="utf-8")
-        temporary.replace(record)
+        with contextlib.suppress(FileNotFoundError):
+            temporary.replace(record)
     except OSError as error:
         raise ToolkitError(f"cannot write {record}: {error.strerror}") from None
 

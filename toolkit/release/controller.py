@@ -16,6 +16,7 @@ from toolkit.release.experiment import read_experiment
 from toolkit.release.host import HOST_FILE, ServiceHost, read_host
 from toolkit.release.journal import Event, create_journal, read_journal
 from toolkit.release.launches import write_launches
+from toolkit.release.leavings import clear
 from toolkit.release.lock import LockInfo
 from toolkit.release.recovery_unit import install_recovery
 from toolkit.release.request import RELEASING, REQUEST_FILE, Kind, Outcome, Request, read_request
@@ -81,6 +82,7 @@ def hold(
         with host.lock.hold(command, wait=wait) as held:
             host.reserve.fill()
             recovered = _recover(host, on_event)
+            clear(host)
             if not keep_timer:
                 _revive_timer(host)
             yield Session(host, held.taken_over, recovered)

@@ -32,7 +32,7 @@ _META_FILE = "release.json"
 _SOURCES = "sources"
 _DEPLOY_AGAIN = "deploy the profile again: that builds a new release"
 _ID = re.compile(r"^\d{8}T\d{6}Z-[0-9a-f]{8}$")
-_STAGING = ".staging-"
+STAGING = ".staging-"
 _DIGITS = 8
 _STAMP = "%Y%m%dT%H%M%SZ"
 
@@ -201,7 +201,7 @@ class Store:
             _META_FILE: json_bytes(meta),
             **{f"{_SOURCES}/{Path(name).name}": data for name, data in (sources or {}).items()},
         }
-        staging = self._paths.releases / f"{_STAGING}{release_id}"
+        staging = self._paths.releases / f"{STAGING}{release_id}"
         try:
             self._paths.releases.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(staging, ignore_errors=True)
@@ -275,7 +275,7 @@ class Store:
         for release in old:
             if release.id in protect:
                 continue
-            hidden = release.path.with_name(f"{_STAGING}{release.id}")
+            hidden = release.path.with_name(f"{STAGING}{release.id}")
             with contextlib.suppress(OSError):
                 release.path.rename(hidden)
                 shutil.rmtree(hidden, ignore_errors=True)

@@ -2,11 +2,14 @@
 
 It needs nothing but the standard library. Standard input: one JSON line `{"root", "digest", "python",
 "modules"}`; after the answer `{"need": true}` a line with the length of a gzip-compressed tar archive and the
-archive. Then the agent takes over both streams.
+archive. Then the agent takes over both streams; with `"run"`, a module and its arguments, that module does
+instead, under the Python that runs this, which need have nothing installed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import io
 import json
@@ -54,9 +57,12 @@ def archive() -> io.BytesIO:
 
 def unpack(target: Path) -> None:
     """Unpack beside the place where it belongs, and rename: a half-made copy is never used."""
+    target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    clear(target.parent)
     staging = target.with_name(f"{target.name}.{os.getpid()}")
-    staging.mkdir(mode=0o755, parents=True)
+    staging.mkdir(mode=0o755)
     try:
+        lock(staging)
         with tarfile.open(fileobj=archive(), mode="r:gz") as packed:
             packed.extractall(staging)  # noqa: S202  made by the control machine from its own package
         (staging / MARKER).touch()
@@ -64,6 +70,27 @@ def unpack(target: Path) -> None:
         staging.rename(target)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def lock(folder: Path) -> int:
+    """Take a flock on a folder, which ends with this process; OSError where someone else has it."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def clear(folder: Path) -> None:
+    """Remove half-made copies whose makers are dead."""
+    for path in folder.glob("*.*"):
+        if path.is_dir():
+            with contextlib.suppress(OSError):
+                fd = lock(path)
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(fd)
 
 
 def tree_digest(folder: Path) -> str:
@@ -102,8 +129,8 @@ def main() -> None:
     root = Path(wanted["root"])
     python = wanted["python"] or remembered(root)
     target = root / wanted["digest"]
-    absent = lacking(python, wanted["modules"])
-    if absent is None or absent:
+    run = wanted.get("run")
+    if run is None and (absent := lacking(python, wanted["modules"])) != []:
         answer({"python": python, "absent": absent})
         return
     if not (target / MARKER).is_file() or tree_digest(target / "toolkit")[:DIGITS] != wanted["digest"]:
@@ -119,7 +146,8 @@ def main() -> None:
     # What it compiles stays beside its source, which root owns too: the next command starts in half the time.
     environment |= {"PYTHONPATH": str(target), "LC_ALL": "C.UTF-8"}
     os.chdir("/")
-    os.execve(python, [python, "-P", "-m", "toolkit.hostside"], environment)  # noqa: S606
+    words = [python, "-P", "-m", "toolkit.hostside"] if run is None else [sys.executable, "-P", "-m", *run]
+    os.execve(words[0], words, environment)  # noqa: S606
 
 
 if __name__ == "__main__":

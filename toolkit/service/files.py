@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import re
 import secrets
 import time
 from pathlib import Path
@@ -13,6 +15,8 @@ from typing import Any
 PRIVATE_DIR = 0o700
 PRIVATE_FILE = 0o600
 _RECORD_SIZE = 16384
+_ATTEMPTS = 3
+_DIGITS = 6
 
 
 def fsync_dir(folder: Path) -> None:
@@ -64,14 +68,26 @@ def replace_file(path: Path, data: bytes, mode: int = PRIVATE_FILE) -> None:
     Raises:
         OSError: the disk is full or the folder cannot be written; the old file is untouched.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
-    write_new(temporary, data, mode)
-    try:
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    for _ in range(_ATTEMPTS):
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(_DIGITS)}")
+        write_new(temporary, data, mode)
+        try:
+            temporary.replace(path)
+        except FileNotFoundError:  # someone who clears up took it for a dead process's (`temporaries`)
+            continue
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        break
+    else:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     fsync_dir(path.parent)
+
+
+def temporaries(folder: Path, name: str = "*") -> list[Path]:
+    """Files in `folder` that a `replace_file` of `name` wrote and never renamed; it may still be about to."""
+    ending = re.compile(rf"\.[0-9a-f]{{{2 * _DIGITS}}}$")
+    return [path for path in folder.glob(f".{name}.*") if ending.search(path.name)]
 
 
 def json_bytes(value: Any) -> bytes:
