@@ -38,7 +38,7 @@ def test_what_the_lock_names_is_installed_once(house, place):
     said: list[str] = []
     assert ensure(lock, place, said.append)
     folder = place.environments / lock.folder_name
-    assert damage(folder, lock) is None
+    assert damage(folder, lock.sha256) is None
     assert (imported(folder, "plain"), imported(folder, "torch")) == (True, True)
     assert not imported(folder, "triton")  # this torch asks for no CUDA
     marker = json.loads((folder / MARKER).read_text())
@@ -62,7 +62,7 @@ def test_a_run_that_was_ended_is_done_anew(house, place):
     folder = place.environments / lock.folder_name
     (folder / "lib").mkdir(parents=True)
     (folder / "lib" / "half").touch()
-    assert "not finished" in damage(folder, lock)
+    assert "not finished" in damage(folder, lock.sha256)
     assert ensure(lock, place, lambda _: None)
     assert not (folder / "lib" / "half").exists()
 

@@ -45,6 +45,7 @@ def build(
             "python": str(environment.python),
             "versions": environment.versions,
             "source": environment.source,
+            "lock": environment.lock,
         },
         "checkpoints": checkpoint_marks(profile),
         "engine": _engine_build(profile, environment, home, layout, on_progress),

@@ -77,6 +77,7 @@ def deploy(
 ) -> None:
     """Deploy a profile on the hosts that carry it."""
     found = _begin_listing(where)
+    from toolkit.fleet.bare import equip
     from toolkit.fleet.change import lock_all
     from toolkit.fleet.connections import Connections
     from toolkit.fleet.deploy import build, deploy_in_turn, desired, plan_everywhere, provision, untouched
@@ -101,6 +102,9 @@ def deploy(
         options = {"lock_wait": manner.lock_wait, "new_baseline": new_baseline}
         with Board([host.name for host in hosts], verbose=manner.verbose) as board:
             plans = provision(wanted, where.inventory, plans, board.tell)
+            plans = equip(
+                wanted.bare, wanted.args(), connections, plans, board.tell, command=command, limit=limit
+            )
             plans = build(wanted, connections, plans, board.tell, limit=limit)
             results = deploy_in_turn(wanted, connections, plans, options, board.tell, batch=where.batch)
     _end(results, manner)

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from toolkit.build.builder import build
-from toolkit.build.environment import Environment, embedded_environment
+from toolkit.build.environment import Environment
 from toolkit.deploy.judging import Judging, acceptance_of, comparison_of, release_unit
+from toolkit.deploy.libraries import environment_of, install, lacking
 from toolkit.deploy.locate import Deployed, current_release, remember
 from toolkit.deploy.prepare import Prepared
 from toolkit.deploy.reuse import built_already, fits
@@ -129,6 +130,10 @@ def build_ahead(prepared: Prepared, watcher: Watcher) -> dict[str, Any] | None:
 def _build(
     profile: Profile, environment: Environment, base: Release | None, layout: Layout, watcher: Watcher
 ) -> dict[str, Any]:
+    if (wanted := lacking(profile, layout)) is not None:
+        watcher.step("libraries", wanted)
+        install(profile, layout, watcher.line)
+        environment = environment_of(profile, layout)
     watcher.step("build", "environment, checkpoint hashes, tuned values; what is there already is used")
     manifest = built_already(profile, environment, base)
     if manifest is not None:
@@ -364,7 +369,7 @@ def _release(
     given: Mapping[str, str] | None,
 ) -> Outcome:
     host = session.host
-    environment = embedded_environment(change.profile.host.python)
+    environment = environment_of(change.profile, host.layout)
     manifest = change.built
     if manifest is None or not fits(manifest, environment):
         manifest = _build(change.profile, environment, base, host.layout, watcher)

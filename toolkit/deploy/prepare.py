@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toolkit.build.builder import checkpoint_marks
-from toolkit.build.environment import Environment, damage, embedded_environment
+from toolkit.build.environment import Environment, damage
+from toolkit.deploy.libraries import environment_of, lacking
 from toolkit.deploy.locate import Deployed, layout_of
 from toolkit.errors import ConfigError, ToolkitError
 from toolkit.plan.steps import CurrentRelease, Desired, Observed, Plan, make_plan
@@ -83,7 +84,7 @@ def prepare(
     service = Deployed(profile.name, layout_of(profile))
     host = ServiceHost(service.layout, service.name)
     needed = requirements(profile, service.layout)
-    environment = embedded_environment(profile.host.python)
+    environment = environment_of(profile, service.layout)
     current = host.store.current()
     renewed = _renewed(profile, current, given)
     desired = Desired(resolved.data, environment, checkpoint_marks(profile), renewed)
@@ -132,6 +133,7 @@ def _observe(profile: Profile, host: ServiceHost, needed: Requirements, current:
         foreign_port=held,
         load_seconds=last_load_seconds(host),
         unsettled=unsettled(host),
+        libraries=lacking(profile, host.layout),
     )
 
 

@@ -51,6 +51,16 @@ class Connections:
         """
         self._agent(name)
 
+    def settle(self, name: str, python: str) -> None:
+        """Connect to a host's agent under another interpreter than the last deploy's.
+
+        Raises:
+            ToolkitError: the host cannot be reached, or the interpreter lacks what the agent needs.
+        """
+        with self._guard:
+            self._agents.pop(name, None)
+        self._connect(name, python)
+
     def call(self, name: str, operation: str, args: dict[str, Any], tell: Tell | None = None) -> Any:
         """Run an operation on a host, connecting first where that was not done yet.
 
@@ -114,9 +124,10 @@ class Connections:
     def _agent(self, name: str) -> Agent:
         with self._guard:
             agent = self._agents.get(name)
-        if agent is not None:
-            return agent
-        manager = agent_on(self.hosts[name], python=self._python)
+        return self._connect(name, self._python) if agent is None else agent
+
+    def _connect(self, name: str, python: str | None) -> Agent:
+        manager = agent_on(self.hosts[name], python=python)
         agent = manager.__enter__()
         with self._guard:
             self._stack.push(manager)

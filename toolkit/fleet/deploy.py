@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.deploy.locate import layout_of
+from toolkit.fleet.bare import Bare, bare_of, with_bare
 from toolkit.fleet.change import change_in_turn
 from toolkit.fleet.connections import Connections
 from toolkit.fleet.drain import TellHost, drained
@@ -31,6 +32,7 @@ class Desired:
         sources: the files that it was read from.
         secrets: values of its secrets by the server's name for each; never shown.
         settings: the variables of the provision playbook.
+        bare: what hosts need that have nothing of the toolkit yet; None where such a host is an error.
     """
 
     service: str
@@ -38,6 +40,7 @@ class Desired:
     sources: dict[str, str]
     secrets: dict[str, str] = field(repr=False)
     settings: dict[str, Any] = field(default_factory=dict)
+    bare: Bare | None = None
 
     def args(self) -> dict[str, Any]:
         """What the agent's `plan` takes."""
@@ -59,7 +62,7 @@ def desired(resolved: ResolvedProfile) -> Desired:
     }
     files = {item.path.name: base64.b64encode(item.path.read_bytes()).decode() for item in resolved.sources}
     settings = requirements(profile, layout_of(profile)).settings()
-    return Desired(profile.name, resolved.data, files, secrets, settings)
+    return Desired(profile.name, resolved.data, files, secrets, settings, bare_of(profile, resolved.data))
 
 
 def plan_everywhere(
@@ -69,7 +72,7 @@ def plan_everywhere(
     known = {item.host: item for item in but}
     names = [name for name in connections.hosts if name not in known]
     found = at_once(names, lambda name: connections.call(name, "plan", wanted.args()), limit=limit)
-    return sorted([*known.values(), *found], key=lambda item: item.host)
+    return sorted(with_bare([*known.values(), *found], wanted.bare), key=lambda item: item.host)
 
 
 def provision(

@@ -10,7 +10,7 @@ from toolkit.build.environment import Environment
 from toolkit.profile.changes import Change
 from toolkit.profile.loading import differences
 
-Action = Literal["provision", "build", "release", "restart", "start", "acceptance"]
+Action = Literal["provision", "libraries", "build", "release", "restart", "start", "acceptance"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,7 @@ class Observed:
         load_seconds: how long the last start took, None when unknown.
         damage: what is wrong with the current release on disk, None when nothing is.
         unsettled: a change that runs or was interrupted, in words; None without one.
+        libraries: what has to be installed for the engine, in words; None when nothing has.
     """
 
     missing: Sequence[str] = ()
@@ -68,6 +69,7 @@ class Observed:
     load_seconds: float | None = None
     damage: str | None = None
     unsettled: str | None = None
+    libraries: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,8 @@ def make_plan(service: str, desired: Desired, observed: Observed) -> Plan:
     steps = []
     if observed.missing:
         steps.append(Step("provision", tuple(observed.missing)))
+    if observed.libraries is not None:
+        steps.append(Step("libraries", (observed.libraries,)))
     build = _build_reasons(desired, observed)
     if build:
         steps.append(Step("build", build))

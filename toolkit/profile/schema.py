@@ -132,7 +132,14 @@ class Host(_Section):
     )
     python: AbsolutePath | None = Field(
         None,
-        description="interpreter on the host that has the engine's libraries; unset: the toolkit's own",
+        description=(
+            "interpreter on the host that has the engine's libraries; unset: under systemd they are "
+            "installed, hash-locked, else the toolkit's own"
+        ),
+    )
+    wheelhouse: AbsolutePath | None = Field(
+        None,
+        description="folder on the host with wheels of the engine's libraries; unset: pip's package index",
     )
     packages: tuple[Package, ...] = Field(
         (), max_length=200, description="Debian packages; installed when provisioning as root"
@@ -324,6 +331,11 @@ class Profile(_Section):
     speculative: Speculative = Field(Speculative(), description="speculative decoding")
     service: Service = Field(Service(), description="the long-running server")
     acceptance: Acceptance = Field(Acceptance(), description="what a release must show")
+
+    @property
+    def installs_libraries(self) -> bool:
+        """Whether the engine's libraries are installed for it, from the engine's lock."""
+        return self.service.manager == "systemd" and self.host.python is None
 
     @property
     def system_user(self) -> str | None:

@@ -74,12 +74,17 @@ def requirements(profile: Profile, layout: Layout) -> Requirements:
             (layout.caches, 0o755),
             (paths.cache, 0o700 if user is None else 0o750),
         ),
-        packages=profile.host.packages,
+        packages=(*profile.host.packages, *_for_libraries(profile)),
         min_free_bytes=profile.host.min_free_disk,
         user=user,
         home=None if user is None else layout.caches,
         owned=None if user is None else paths.cache,
     )
+
+
+def _for_libraries(profile: Profile) -> tuple[str, ...]:
+    """Debian's Python makes virtual environments only with this package."""
+    return ("python3-venv",) if profile.installs_libraries else ()
 
 
 def missing(needed: Requirements) -> list[str]:

@@ -9,7 +9,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -148,22 +148,55 @@ def agent_on(host: Host, *, python: str | None = None) -> Iterator[Agent]:
         with _here() as stream:
             yield Agent(host.name, stream, "")
         return
+    with _bootstrapped(host) as agent:
+        _settle(agent, python)
+        yield agent
+
+
+def run_module(host: Host, module: Sequence[str], tell: Tell) -> dict[str, Any]:
+    """Run a module of the toolkit on a host, as root, under its own Python, with nothing installed.
+
+    Args:
+        host: the host.
+        module: name of the module, and its arguments; it writes one JSON object a line.
+        tell: called with each object but the last.
+
+    Returns:
+        The last object.
+
+    Raises:
+        UnreachableError: the host cannot be reached, or the connection broke.
+        ToolkitError: the module failed: the error that it wrote.
+    """
+    with _bootstrapped(host) as agent:
+        _settle(agent, None, run=module)
+        while True:
+            message = agent.receive()
+            if "error" in message:
+                raise ToolkitError(f"{host.name}: {message['error']}", hint=message.get("hint"))
+            if "changed" in message:
+                return message
+            tell(message)
+
+
+@contextmanager
+def _bootstrapped(host: Host) -> Iterator[Agent]:
+    """A connection on which the bootstrap runs."""
     with connect(ssh_options(host)) as session:
         first = str(host.variables.get("ansible_python_interpreter") or PYTHON)
         text = Path(bootstrap.__file__).read_text(encoding="utf-8")
         words = [*become_root(session.options.user), first, "-I", "-S", "-c", text]
-        agent = Agent(host.name, _Channel(session.open(words)), session.key)
-        _settle(agent, python)
-        yield agent
+        yield Agent(host.name, _Channel(session.open(words)), session.key)
 
 
 class NotReadyError(ToolkitError):
     """The host has no interpreter that the agent could run under."""
 
 
-def _settle(agent: Agent, python: str | None) -> None:
-    """Bring the agent up, and the package to the host when it is not there yet."""
-    agent.send({"root": TOOL, "digest": package.digest(), "python": python, "modules": list(MODULES)})
+def _settle(agent: Agent, python: str | None, run: Sequence[str] | None = None) -> None:
+    """Bring the agent or another module up, and the package to the host when it is not there yet."""
+    wanted = {"root": TOOL, "digest": package.digest(), "python": python, "modules": list(MODULES)}
+    agent.send(wanted if run is None else {**wanted, "run": list(run)})
     answer = agent.receive()
     if answer.get("need"):
         data = package.archive()

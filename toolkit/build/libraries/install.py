@@ -53,16 +53,27 @@ def interpreter(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
-def damage(folder: Path, lock: Lock) -> str | None:
-    """What is wrong with the libraries in `folder`; None where they are complete."""
+def damage(folder: Path, sha256: str) -> str | None:
+    """What is wrong with the libraries in `folder`; None where they are complete.
+
+    Args:
+        folder: their virtual environment.
+        sha256: of the lock that they are to be of.
+    """
     marker = _marker(folder)
     if marker is None:
         return f"{folder} is missing or was not finished"
-    if marker.get("lock") != lock.sha256:
+    if marker.get("lock") != sha256:
         return f"{folder / MARKER} is of another lock"
     if not interpreter(folder).exists():
         return f"{interpreter(folder)} is missing: Python was replaced or removed"
     return None
+
+
+def versions(folder: Path) -> dict[str, str]:
+    """Version of each distribution in a complete environment, and of `python`; {} without a marker."""
+    found = (_marker(folder) or {}).get("versions")
+    return found if isinstance(found, dict) else {}
 
 
 def ensure(lock: Lock, place: Place, say: Say) -> bool:
@@ -78,7 +89,7 @@ def ensure(lock: Lock, place: Place, say: Say) -> bool:
     """
     folder = place.environments / lock.folder_name
     with _alone(folder, say):
-        if damage(folder, lock) is None:
+        if damage(folder, lock.sha256) is None:
             return False
         try:
             _install(lock, folder, place, say)

@@ -1,0 +1,58 @@
+"""wheelhouse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from toolkit.cli.options import Json
+from toolkit.cli.output import answer, emit, say
+from toolkit.errors import ToolkitError
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("wheelhouse")(wheelhouse)
+
+
+def wheelhouse(
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="The folder; made when missing.")],
+    engine: Annotated[str, typer.Option("--engine", help="Whose libraries.")] = "embedded",
+    python: Annotated[
+        str | None, typer.Option("--python", metavar="VERSION", help="The hosts' Python; unset: this one's.")
+    ] = None,
+    machine: Annotated[
+        str | None, typer.Option("--machine", metavar="NAME", help="As `uname -m` says; unset: as here.")
+    ] = None,
+    given: Annotated[
+        list[Path] | None,
+        typer.Option("--with", metavar="WHEEL", help="Take this file for its library; may be repeated."),
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Only compare it with its checksums.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Fill a folder with all that hosts without a package index install; hashes are checked."""
+    from toolkit.build import wheelhouse as house
+    from toolkit.build.libraries.lock import lock_of
+
+    if check:
+        faults = house.verify(out)
+        if as_json:
+            emit({"ok": not faults, "faults": faults})
+        if faults:
+            raise ToolkitError(
+                f"{out}: {'; '.join(faults)}", hint="ddtoolkit wheelhouse with the same --out mends it"
+            )
+        say(f"{out}: as its checksums say")
+        return
+    like = house.here()
+    target = house.Target(python or like.python, machine or like.machine)
+    wheels = house.make(lock_of(engine), out, target, given or (), say)
+    size = sum(wheel.stat().st_size for wheel in wheels)
+    if as_json:
+        emit({"ok": True, "folder": str(out), "wheels": [wheel.name for wheel in wheels], "bytes": size})
+        return
+    answer(f"{out}: {len(wheels)} wheels for Python {target.python} on {target.machine}, {size >> 20} MiB")
+    say("bring it to the hosts and set host.wheelhouse to where it lies there")
