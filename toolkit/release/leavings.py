@@ -1,8 +1,8 @@
 """What killed processes left half-made, which nothing will ever finish.
 
-Files are written under a hidden name and renamed, so what a SIGKILL, a power cut or a full disk leaves behind is
-never read; but it takes up space, and the secrets of a release that never came about lie on. The holder of the
-service's lock removes it once no transaction is under way.
+Files are written under a hidden name and renamed, so what a SIGKILL, a power cut or a full disk leaves behind
+is never read; but it takes up space, and the secrets of a release that never came about lie on. The holder of
+the service's lock removes it once no transaction is under way.
 """
 
 from __future__ import annotations
