@@ -1,0 +1,163 @@
+"""What DDTREE was asked to do: its flags, the environment that carries them, and limits of requests.
+
+SGLang's `ServerArgs` has no room for a plugin's values, so the launcher leaves them in one environment
+variable, which the scheduler processes that it starts inherit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from toolkit.ddtree.types import EngineConfig, Expansion, TreeLimits
+
+ALGORITHM = "DDTREE"
+ENVIRONMENT = "SGLANG_DDTREE"
+"""Environment variable that holds the options as a JSON object, such as {"budget": 32, "topk_cap": 8}."""
+
+_MOST = 1024
+_DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(EngineConfig)}
+_DEFAULT: TreeLimits = _DEFAULTS["limits"]
+
+
+class OptionError(ValueError):
+    """An option or a request's limit that DDTREE refuses; the message is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeOptions:
+    """The server's own tree limits, the upper bound of each request's.
+
+    Attributes:
+        budget: tree nodes without the root; the verify width is budget + 1.
+        topk_cap: candidates that a draft slot offers.
+        expansion: the tree policy.
+    """
+
+    budget: int = _DEFAULT.budget
+    topk_cap: int = _DEFAULT.topk_cap
+    expansion: Expansion = _DEFAULT.expansion
+
+    @property
+    def width(self) -> int:
+        """Rows a verify step runs for each request, the root included."""
+        return self.budget + 1
+
+    @property
+    def limits(self) -> TreeLimits:
+        """The same as the engine's limits."""
+        return TreeLimits(self.budget, self.topk_cap, self.expansion)
+
+    @classmethod
+    def parse(cls, values: Any, source: str) -> TreeOptions:
+        """Check a mapping of options; absent ones keep their defaults.
+
+        Args:
+            values: what was given.
+            source: where it was given, for the message.
+
+        Raises:
+            OptionError: an unknown key, or a value out of range.
+        """
+        return _merge(cls(), values, source, _MOST, _MOST)
+
+    @classmethod
+    def from_environment(cls) -> TreeOptions:
+        """The options that the launcher left, or the defaults.
+
+        Raises:
+            OptionError: the variable does not hold them.
+        """
+        text = os.environ.get(ENVIRONMENT)
+        if text is None:
+            return cls()
+        try:
+            values = json.loads(text)
+        except ValueError:
+            raise OptionError(f"{ENVIRONMENT} holds no JSON: {text[:80]!r}") from None
+        return cls.parse(values, ENVIRONMENT)
+
+    def to_environment(self) -> None:
+        """Leave the options to the processes that this one starts."""
+        os.environ[ENVIRONMENT] = json.dumps(asdict(self))
+
+    def request_limits(self, custom_params: Any) -> TreeLimits:
+        """The limits of one request: its `custom_params["ddtree"]`, and for the rest the server's own.
+
+        Raises:
+            OptionError: an unknown key, or a value out of range or above the server's own.
+        """
+        asked = custom_params.get("ddtree") if isinstance(custom_params, Mapping) else None
+        if asked is None:
+            return self.limits
+        return _merge(self, asked, "custom_params.ddtree", self.budget, self.topk_cap).limits
+
+
+def _merge(base: TreeOptions, values: Any, source: str, most_nodes: int, most_ranks: int) -> TreeOptions:
+    if not isinstance(values, Mapping):
+        raise OptionError(f"{source} is {values!r:.80}; give an object")
+    given: dict[str, Any] = {}
+    for key, value in values.items():
+        if key == "budget":
+            given[key] = _integer(value, f"{source}.{key}", most_nodes)
+        elif key == "topk_cap":
+            given[key] = _integer(value, f"{source}.{key}", most_ranks)
+        elif key == "expansion":
+            given[key] = _expansion(value, f"{source}.{key}")
+        else:
+            raise OptionError(f"{source}.{key} is not known; there are budget, topk_cap and expansion")
+    return replace(base, **given)
+
+
+def _integer(value: Any, name: str, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise OptionError(f"{name} is {value!r:.40}; give an integer from 1 to {most}")
+    return value
+
+
+def _expansion(value: Any, name: str) -> Expansion:
+    try:
+        return Expansion(value)
+    except ValueError:
+        raise OptionError(f"{name} is {value!r:.40}; choose from {', '.join(Expansion)}") from None
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add DDTREE's flags to SGLang's parser."""
+    group = parser.add_argument_group("DDTREE speculative decoding")
+    group.add_argument(
+        "--speculative-ddtree-budget", type=int, metavar="N",
+        help=f"tree nodes without the root; the verify width is N + 1 (default: {_DEFAULT.budget})",
+    )  # fmt: skip
+    group.add_argument(
+        "--speculative-ddtree-topk-cap", type=int, metavar="N",
+        help=f"candidates that a draft slot offers (default: {_DEFAULT.topk_cap})",
+    )  # fmt: skip
+    group.add_argument(
+        "--speculative-ddtree-expansion", choices=[str(item) for item in Expansion],
+        help=f"tree policy (default: {_DEFAULT.expansion})",
+    )  # fmt: skip
+
+
+def options_of(args: argparse.Namespace) -> TreeOptions:
+    """The options of a command line; those not given come from the environment, then the defaults.
+
+    Raises:
+        OptionError: a value is out of range, or a flag is given without DDTREE.
+    """
+    names = [field.name for field in fields(TreeOptions)]
+    given = {name: getattr(args, f"speculative_ddtree_{name}", None) for name in names}
+    given = {name: value for name, value in given.items() if value is not None}
+    if given and not selects(args.speculative_algorithm):
+        flags = ", ".join(f"--speculative-ddtree-{name.replace('_', '-')}" for name in given)
+        raise OptionError(f"{flags} needs --speculative-algorithm DDTREE, not {args.speculative_algorithm}")
+    return _merge(TreeOptions.from_environment(), given, "--speculative-ddtree", _MOST, _MOST)
+
+
+def selects(algorithm: str | None) -> bool:
+    """Whether an algorithm's name is DDTREE's; SGLang takes names in any case."""
+    return algorithm is not None and algorithm.upper() == ALGORITHM

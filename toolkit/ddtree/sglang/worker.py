@@ -1,0 +1,300 @@
+"""The DDTREE worker: SGLang's DFLASH worker with a tree between its draft and its verification.
+
+Loading, prefill and the drafter's context are DFLASH's. A decode step drafts a block, grows a tree of each
+request's candidates, verifies the trees in one forward and commits the accepted paths. The host never waits
+for the device in it, so the scheduler prepares the next step meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+from copy import deepcopy
+from functools import lru_cache
+from typing import Any
+
+import torch
+from sglang.kernels.ops.speculative.dflash import _prepare_dflash_draft_block_unchecked
+from sglang.srt.distributed import get_tp_group
+from sglang.srt.managers.scheduler import GenerationBatchResult
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
+from sglang.srt.runtime_context import get_exec
+from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
+from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from torch import Tensor
+
+from toolkit.ddtree.kernels.tree_builder import TreeLinks, build_trees
+from toolkit.ddtree.sglang.draft import DraftCandidates
+from toolkit.ddtree.sglang.kernels import Commit, RowMover, VerifyRows, place_rows, walk_trees
+from toolkit.ddtree.sglang.options import TreeOptions
+from toolkit.ddtree.sglang.requests import limits_of
+from toolkit.ddtree.sglang.sampling import target_tokens
+from toolkit.ddtree.sglang.verify import TreeVerifyInput, mask_for
+from toolkit.ddtree.tree import BatchLimits, DraftTrees
+from toolkit.ddtree.types import TreeLimits
+
+log = logging.getLogger(__name__)
+
+
+class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
+    """Drafts with a DFlash drafter, verifies trees.
+
+    Args:
+        server_args: SGLang's, after `DDTreeAlgorithm.handle_server_args`.
+        gpu_id: this rank's device.
+        ps: this rank's place in the parallel groups.
+        nccl_port: of the draft worker.
+        target_worker: the target's.
+    """
+
+    def __init__(self, server_args: Any, gpu_id: int, ps: Any, nccl_port: int, target_worker: Any) -> None:
+        self._options = TreeOptions.from_environment()
+        self._candidates: DraftCandidates | None = None
+        self._mover: RowMover | None = None
+        # The drafter is a chain of its block, whatever the tree.
+        draft_args = deepcopy(server_args)
+        draft_args.override(
+            "ddtree.draft",
+            speculative_num_draft_tokens=server_args.speculative_dflash_block_size,
+            speculative_eagle_topk=1,
+        )
+        super().__init__(draft_args, gpu_id, ps, nccl_port, target_worker)
+        # The drafter looks its tokens up in the target's embedding, inside its graph. Embeddings handed to a
+        # forward without a graph are rounded to bfloat16 by SGLang, whatever the model's dtype.
+        embed = target_worker.model_runner.model.get_input_embeddings()
+        self.draft_model.forward_embed = lambda input_ids: embed(input_ids)
+        self.server_args = server_args
+        self.speculative_num_draft_tokens = self._options.width
+        if self._options.width != server_args.speculative_num_draft_tokens:
+            raise ValueError(
+                f"the launcher resolved a verify width of {server_args.speculative_num_draft_tokens}, this "
+                f"process has {self._options.width}: its environment lost the options"
+            )
+        self._batch_limits = lru_cache(maxsize=256)(self._upload_limits)
+
+    def init_attention_backends(self) -> None:
+        """Also find the K/V rows that a commit moves."""
+        super().init_attention_backends()
+        self._mover = RowMover(_row_buffers(self.model_runner.token_to_kv_pool))
+
+    def init_cuda_graphs(self) -> None:
+        """Capture the drafter's graph, then check what was captured for the target."""
+        super().init_cuda_graphs()
+        self._check_captured()
+
+    def _check_captured(self) -> None:
+        """Refuse a graph of another width or without a mask: it would decode wrong tokens."""
+        graphs = self.model_runner.decode_cuda_graph_runner
+        if graphs is None:
+            return
+        width = graphs.captured_req_width
+        if width != self._options.width:
+            raise RuntimeError(f"verification was captured for {width} rows, not {self._options.width}")
+        if (
+            graphs.get_spec_info(width).custom_mask is None
+            or self.model_runner.attn_backend.verify_mask is None
+        ):
+            raise RuntimeError("verification was captured without a tree mask")
+        most = max(graphs.capture_bs)
+        running = self.server_args.max_running_requests
+        if running is not None and running > most and self.ps.tp_rank == 0:
+            log.warning(
+                "CUDA graphs end at %d requests, %d may run: larger batches verify without a graph",
+                most,
+                running,
+            )
+
+    def _maybe_build_draft_sampler(self) -> DraftCandidates:
+        """What the drafter's graph ends with."""
+        return self._draft_candidates()
+
+    def _validate_phase1_sampling_support(self, batch: Any) -> None:
+        """Sampled requests are drawn exactly: there is nothing to warn about."""
+
+    def _draft_candidates(self) -> DraftCandidates:
+        if self._candidates is None:
+            head = getattr(self.target_worker.model_runner.model, "lm_head", None)
+            weight = getattr(head, "weight", None)
+            if weight is None or not torch.is_floating_point(weight):
+                raise ValueError("the target has no unquantised lm_head to draft with")
+            group = get_tp_group()
+            shard = getattr(head, "shard_indices", None)
+            if shard is not None and int(shard.num_added_elements) != 0:
+                raise ValueError("the target's vocabulary has added tokens; its head cannot be drafted with")
+            self._candidates = DraftCandidates(
+                weight=weight,
+                shard=weight.shape[0] if shard is None else int(shard.num_org_elements),
+                first_token=0 if shard is None else int(shard.org_vocab_start_index),
+                block_size=self.block_size,
+                topk=self._options.topk_cap,
+                most=max(get_exec().graph.cuda_graph_config.decode.bs or [1]),
+                group=group if group.world_size > 1 else None,
+            )
+        return self._candidates
+
+    def forward_batch_generation(
+        self, batch: Any, on_publish: Any = None, grammar_barrier: Any = None
+    ) -> GenerationBatchResult:
+        """Prefill and idle steps as DFLASH; a decode step with trees."""
+        is_decode = not (
+            batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle()
+        )
+        if not is_decode or batch.spec_info is None:
+            return super().forward_batch_generation(batch, on_publish, grammar_barrier)
+        return self._decode(batch, on_publish)
+
+    def _decode(self, batch: Any, on_publish: Any) -> GenerationBatchResult:
+        draft_input: DFlashDraftInputV2 = batch.spec_info
+        requests = len(batch.seq_lens)
+        # The lengths may come from another stream, of the step before.
+        batch.seq_lens.record_stream(torch.get_device_module(self.device).current_stream())
+        lengths = batch.seq_lens
+
+        logprobs, tokens = self._draft(batch, draft_input)
+        limits = self._batch_limits(limits_of(batch.reqs, self._options))
+        trees, links = build_trees(
+            logprobs, tokens, draft_input.bonus_tokens.to(torch.int64), limits, self._options.budget
+        )
+        rows, output, is_graph = self._verify(batch, draft_input, trees, links)
+        logits = output.logits_output
+
+        chosen = target_tokens(logits.next_token_logits, batch.sampling_info, self._options.width)
+        self._agree(chosen, batch.sampling_info)
+        commit = walk_trees(trees, chosen, rows.slots, lengths, self.block_size)
+        if on_publish is not None:
+            on_publish(commit.seq_lens)
+        self._keep(commit, rows, logits.hidden_states, requests)
+        logits.hidden_states = None  # large; the overlapped scheduler would copy it to the host
+        return GenerationBatchResult(
+            logits_output=logits,
+            next_token_ids=commit.tokens.reshape(-1),
+            accept_lens=commit.lengths,
+            can_run_cuda_graph=is_graph,
+            next_draft_input=self._make_next_draft_input_decode(
+                bonus_tokens=commit.bonus, new_seq_lens=commit.seq_lens
+            ),
+            speculative_num_draft_tokens=self.block_size,
+            new_seq_lens=commit.seq_lens,
+        )
+
+    def _draft(self, batch: Any, draft_input: DFlashDraftInputV2) -> tuple[Tensor, Tensor]:
+        """Candidates of each request's block: log-probabilities float32 and tokens int64, both [R, S, K]."""
+        requests = len(batch.seq_lens)
+        self._ensure_draft_block_buffers(requests)
+        block_ids = self._draft_block_ids_buf[:requests]
+        positions = self._draft_block_positions_buf[:requests]
+        slots = self._draft_verify_out_cache_loc_buf[:requests]
+        _prepare_dflash_draft_block_unchecked(
+            bonus_tokens=draft_input.bonus_tokens.view(-1),
+            prefix_lens=batch.seq_lens.view(-1),
+            req_pool_indices=batch.req_pool_indices.view(-1),
+            req_to_token=self.model_runner.req_to_token_pool.req_to_token,
+            block_ids_out=block_ids,
+            positions_out=positions,
+            cache_loc_out=slots,
+            mask_token_id=int(self._mask_token_id),
+        )
+        bounds, bound = self._length_bounds(batch, draft_input, self.block_size)
+        forward_batch = ForwardBatch(
+            forward_mode=ForwardMode.TARGET_VERIFY,
+            batch_size=requests,
+            input_ids=block_ids.flatten(),
+            req_pool_indices=batch.req_pool_indices,
+            seq_lens=batch.seq_lens,
+            out_cache_loc=slots.reshape(-1),
+            seq_lens_sum=bound,
+            seq_lens_cpu=bounds.to(torch.int32),
+            positions=positions.reshape(-1),
+            spec_algorithm=SpeculativeAlgorithm.DFLASH,
+            spec_info=self._draft_block_spec_info,
+            capture_hidden_mode=CaptureHiddenMode.NULL,
+        )
+        with torch.inference_mode():
+            output = self.draft_model_runner.forward(forward_batch)
+            candidates = self._draft_candidates()
+            shape = (requests, self.block_size - 1, self._options.topk_cap)
+            if output.can_run_graph:
+                rows = requests * (self.block_size - 1)
+                return candidates.logprobs[:rows].view(shape), candidates.tokens[:rows].view(shape)
+            logprobs, tokens = candidates.compute(output.logits_output.hidden_states)
+        return logprobs.view(shape), tokens.view(shape)
+
+    def _verify(
+        self, batch: Any, draft_input: DFlashDraftInputV2, trees: DraftTrees, links: TreeLinks
+    ) -> tuple[VerifyRows, Any, bool]:
+        """Run the trees through the target."""
+        requests, width = trees.tokens.shape
+        runner = self.model_runner
+        bounds, bound = self._length_bounds(batch, draft_input, width)
+        mask, in_graph = mask_for(runner.attn_backend, requests, width, bound, trees.tokens.device)
+        rows = place_rows(
+            trees, links, batch.seq_lens, runner.req_to_token_pool.req_to_token, batch.req_pool_indices, mask
+        )
+        verify_input = TreeVerifyInput(
+            draft_token=trees.tokens.reshape(-1),
+            positions=rows.positions.reshape(-1),
+            draft_token_num=width,
+            custom_mask=mask,
+            capture_hidden_mode=CaptureHiddenMode.FULL,
+            mask_buffer=mask if in_graph else None,
+        )
+        batch.out_cache_loc = rows.slots.reshape(-1)
+        kept = (batch.seq_lens_cpu, batch.seq_lens_sum)
+        batch.seq_lens_cpu, batch.seq_lens_sum = bounds, bound
+        forward_batch, _ = verify_input.prepare_for_verify(batch, self.target_worker)
+        batch.seq_lens_cpu, batch.seq_lens_sum = kept
+        output = self.target_worker.forward_batch_generation(
+            batch=None, forward_batch=forward_batch, is_verify=True, skip_attn_backend_init=True
+        )
+        return rows, output, output.can_run_cuda_graph
+
+    def _keep(self, commit: Commit, rows: VerifyRows, hidden_states: Tensor, requests: int) -> None:
+        """Move accepted K/V rows behind the committed ones, and give their hidden states to the drafter."""
+        if hidden_states is None or self._mover is None:
+            raise RuntimeError("verification gave no hidden states: the drafter's layers are not captured")
+        targets = rows.slots[:, : self.block_size].contiguous()
+        self._mover(commit.sources, targets)
+        self._append_target_hidden_to_draft_kv_by_loc(
+            target_hidden=hidden_states.index_select(0, commit.rows.reshape(-1)),
+            cache_loc=targets.reshape(-1),
+            cache_loc_2d=targets,
+            positions=self._draft_block_positions_buf[:requests].reshape(-1),
+            commit_lens=commit.lengths,
+        )
+
+    def _agree(self, chosen: Tensor, sampling_info: Any) -> None:
+        """Let every rank walk by the draws of the first."""
+        group = get_tp_group()
+        if group.world_size > 1 and sampling_info is not None and not sampling_info.is_all_greedy:
+            group.broadcast(chosen, src=0)
+
+    def _length_bounds(self, batch: Any, draft_input: DFlashDraftInputV2, rows: int) -> tuple[Tensor, int]:
+        """Upper bounds of the lengths plus `rows`, int64 [R], and of their sum, without asking the device."""
+        if batch.seq_lens_cpu is not None:
+            bounds = batch.seq_lens_cpu + rows
+            return bounds, int(bounds.sum())
+        return draft_input.reserved_seq_lens_cpu, int(draft_input.reserved_seq_lens_sum)
+
+    def _upload_limits(self, limits: tuple[TreeLimits, ...]) -> BatchLimits:
+        """Limits of a batch on the device; a copy from pinned memory does not wait."""
+        host = BatchLimits.of(limits)
+        if not str(self.device).startswith("cuda"):
+            return host
+        columns = (host.budget, host.topk_cap, host.expansion)
+        return BatchLimits(*(column.pin_memory().to(self.device, non_blocking=True) for column in columns))
+
+
+def _row_buffers(pool: Any) -> list[Tensor]:
+    """What holds the K/V rows of a pool, one tensor a layer and kind.
+
+    Raises:
+        ValueError: the pool keeps its rows in another way than one after another.
+    """
+    if type(pool) is MHATokenToKVPool and pool.k_buffer[0].dim() == 3:
+        return [*pool.k_buffer, *pool.v_buffer]
+    if type(pool) is MLATokenToKVPool:
+        return list(pool.kv_buffer)
+    raise ValueError(
+        f"K/V of {type(pool).__name__} cannot be moved row by row; DDTREE needs a plain MHA or MLA pool"
+    )
