@@ -4,9 +4,9 @@
 
 As root, where the test hosts can run (tests/hosts). Each change is run once to count its moments; then one
 run a moment and fault, each from the same state, with the contract stub as the engine. A file that exists is
-gone on with: what it has is not run again, except, with `--again`, what had a problem. `--only` takes what holds
-the text in `scenario fault step moment`; `--limit` begins nothing after so many minutes. Exit status 1 where a
-run has a problem.
+gone on with: what it has is not run again, except, with `--again`, what had a problem. `--only` takes what
+holds the text in `scenario fault step moment`; `--limit` begins nothing after so many minutes.
+Exit status 1 where a run has a problem.
 """
 
 from __future__ import annotations

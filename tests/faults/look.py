@@ -70,7 +70,7 @@ def damaged():
     found = []
     for top in (OPT / "services", STATE, OPT / "envs"):
         for path in top.rglob("*.json"):
-            if re.search(r"/toolkit/|/\.staging-|/transaction\.(new|old)/", str(path)):
+            if re.search(r"/toolkit/|/\.|/transaction\.(new|old)/", str(path)):  # never read
                 continue
             try:
                 json.loads(path.read_bytes())

@@ -112,7 +112,8 @@ class Watch:
 def busy(host: Host) -> list[str]:
     """What of the toolkit is at work on the host besides the server: agents, transactions, recoveries."""
     found = []
-    for procs in host.payload().rglob("cgroup.procs"):
+    for folder, _, _ in os.walk(host.payload()):  # what is gone by now is left out
+        procs = Path(folder) / "cgroup.procs"
         unit = procs.parent.name
         if unit.startswith("ddtoolkit-") and ("-transaction" in unit or unit.startswith("ddtoolkit-recover")):
             found += [unit] * bool(_read(procs).strip())
