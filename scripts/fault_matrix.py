@@ -6,6 +6,7 @@ As root, where the test hosts can run (tests/hosts). Each change is run once to 
 run a moment and fault, each from the same state, with the contract stub as the engine. A file that exists is
 gone on with: what it has is not run again, except, with `--again`, what had a problem. `--only` takes what
 holds the text in `scenario fault step moment`; `--limit` begins nothing after so many minutes.
+`--table docs/faults.md` only writes the tables that the result gives.
 Exit status 1 where a run has a problem.
 """
 
@@ -28,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.faults.points import FAULTS, Moment
 from tests.faults.results import Results, order
+from tests.faults.table import update
 
 
 def work(pipe: Connection, number: int, names: list[str]) -> None:
@@ -129,8 +131,12 @@ def main() -> int:
     parser.add_argument("--faults", default=",".join(FAULTS))
     parser.add_argument("--every", type=int, default=1, help="only each n-th of what there is to do")
     parser.add_argument("--limit", type=float, default=600.0, help="minutes")
+    parser.add_argument("--table", type=Path, help="only write the tables of --out into this document")
     parser.add_argument("--again", action="store_true", help="also what had a problem")
     options = parser.parse_args()
+    if options.table is not None:
+        options.table.write_text(update(options.out, options.table), encoding="utf-8")
+        return 0
     bad = 0
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns) as progress:

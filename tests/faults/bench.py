@@ -26,6 +26,8 @@ ENGINE = "/opt/engine"
 SITE = f"{ENGINE}/lib/python3.{sys.version_info.minor}/site-packages"
 PYTHON = f"{ENGINE}/bin/python"
 HOST_PYTHON = f"{ENGINE}/bin/hostpython"
+# Seconds: the load timeout that is usual here, and the acceptance limit.
+LOAD, ACCEPTANCE = 10, 10
 STATE = f"/var/lib/ddtoolkit/state/{NAME}"
 BASE = f"/opt/ddtoolkit/services/{NAME}"
 KEPT = (
@@ -82,6 +84,8 @@ class Running:
             os.dup2(null, 0)
             for number, name in ((1, "out"), (2, "err")):
                 os.dup2(os.open(self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
+            # Whoever runs this may have put something else in their place.
+            sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115, PTH123
             os.environ.update(env)
             sys.argv = ["ddtoolkit", *arguments]
             if plan is not None:
@@ -197,16 +201,17 @@ class Bench:
     Args:
         host: booted with `engine=True`.
         folder: empty folder for inventory, output and plans of the control machine.
-        stub: let the contract stub stand in for the engine.
+        load: load timeout of the profile, in seconds.
     """
 
-    def __init__(self, host: Host, folder: Path, *, stub: bool = True) -> None:
+    def __init__(self, host: Host, folder: Path, *, load: int = LOAD) -> None:
         self.host = host
         self.name = NAME
         self.folder = folder
-        self.stub = stub
+        self.load = load
         self._bases: dict[str, dict[str, Any]] = {}
         self._install()
+        self.stub("serve", "build", "accept")
         variables = {"ddtoolkit_profiles": [NAME], "ansible_python_interpreter": HOST_PYTHON}
         self.inventory = write_inventory(folder / "inventory.yaml", [host], {host.name: variables})
         self._remember_inventory()
@@ -230,13 +235,20 @@ class Bench:
             f"{SITE}/ddfaults_look.py": (HERE / "look.py").read_text(),
             HOST_PYTHON: WRAPPER,
         }
-        if self.stub:
-            files["/etc/ddfaults-stub"] = ""
         for path, text in files.items():
             self.host.path(path).write_text(text)
         self.host.root(
             ["sh", "-c", f"chmod 755 {HOST_PYTHON}; mkdir -m 700 /var/ddfaults-cache /var/snapshots"]
         )
+
+    @property
+    def bound(self) -> int:
+        """Seconds in which the old or the new release serves again, or a first deploy has failed."""
+        return 2 * (self.load + ACCEPTANCE)
+
+    def stub(self, *parts: str) -> None:
+        """Let the contract stub stand in for these parts of the engine: `serve`, `build`, `accept`."""
+        self.host.path("/etc/ddfaults-stub").write_text(" ".join(parts))
 
     def _remember_inventory(self) -> None:
         """Ansible's reading of the inventory takes seconds of each command; nothing of it is tested here."""
@@ -288,7 +300,8 @@ class Bench:
         """Begin `ddtoolkit ARGUMENTS` with the inventory."""
         for name in ("reached", "go", "struck"):
             (self.folder / name).unlink(missing_ok=True)
-        return Running([*arguments, "-i", str(self.inventory)], self.folder, {"SERVER_KEY": KEY}, plan)
+        words = [word.format(load=self.load) for word in arguments]
+        return Running([*words, "-i", str(self.inventory)], self.folder, {"SERVER_KEY": KEY}, plan)
 
     def command(self, *arguments: str, limit: float = 120.0) -> Result:
         """Run `ddtoolkit ARGUMENTS` to its end."""

@@ -59,7 +59,7 @@ def _change(bench: Bench, ask: Any, scenario: Scenario, run: Run) -> str:
             return "nothing to do"
         done = ask("swap", args)
     else:
-        args = desired()
+        args = desired(bench)
         planned = ask("plan", args)
         if planned["plan"]["empty"]:
             return "nothing to do"
@@ -87,13 +87,15 @@ def judge_status(run: Run, item: dict[str, Any]) -> None:
         wrong(f"status warns: {item['warnings']}")
 
 
-def desired() -> dict[str, Any]:
+def desired(bench: Bench) -> dict[str, Any]:
     """The profile as an agent gets it."""
     from toolkit.fleet import deploy
     from toolkit.profile.loading import load_profile
 
     os.environ["SERVER_KEY"] = KEY
-    return deploy.desired(load_profile(NAME, overlays=[], sets=list(SETS))).args()
+    return deploy.desired(
+        load_profile(NAME, overlays=[], sets=[item.format(load=bench.load) for item in SETS])
+    ).args()
 
 
 @contextlib.contextmanager

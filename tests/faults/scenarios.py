@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults import hook
-from tests.faults.bench import KEY, NAME, PYTHON, STATE, Bench, Result
+from tests.faults.bench import ACCEPTANCE, KEY, NAME, PYTHON, STATE, Bench, Result
 from tests.faults.points import Moment, moments
 
-LOAD, ACCEPTANCE = 10, 10
-# Within this time after a fault the old or the new release serves, or a first deploy is known to have failed.
-BOUND = 2 * (LOAD + ACCEPTANCE)
 SETS = (
     f"host.python={PYTHON}", "service.api_key.env=SERVER_KEY", "host.min_free_disk=1MiB",
-    f"service.load_timeout={LOAD}s", f"acceptance.time_limit={ACCEPTANCE}s", "service.keep_releases=2",
+    "service.load_timeout={load}s", f"acceptance.time_limit={ACCEPTANCE}s", "service.keep_releases=2",
 )  # fmt: skip
 DEPLOY = ("deploy", "profile", NAME, *(word for item in SETS for word in ("--set", item)))
 
@@ -134,4 +131,4 @@ def arm(bench: Bench, plan: dict[str, Any] | None) -> None:
         Path(folder / name).unlink(missing_ok=True)
 
 
-__all__ = ["BOUND", "KEY", "SCENARIOS", "Scenario", "arm", "count", "prepare"]
+__all__ = ["KEY", "SCENARIOS", "Scenario", "arm", "count", "prepare"]

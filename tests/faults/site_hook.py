@@ -2,7 +2,7 @@
 
 Installed beside `hook.py` and `stand_in.py`; a `.pth` file imports it. Processes of the toolkit get the
 injector where a plan or a count is under way. The server, its build and its acceptance are replaced by the
-contract stub where `/etc/ddfaults-stub` exists.
+contract stub where `/etc/ddfaults-stub` names them.
 """
 
 import os
@@ -34,7 +34,7 @@ def play():
     if "ddfaults_hook" in sys.modules:
         return  # the folder may be gone through twice
     module = _module()
-    if module in STUBS and os.path.exists(STUB_MARK):  # noqa: PTH110 - costs less at every start
+    if module in STUBS and STUBS[module] in Path(STUB_MARK).read_text().split():
         import ddfaults_stub
 
         words = sys.orig_argv

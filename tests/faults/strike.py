@@ -13,7 +13,7 @@ from tests.faults import hook
 from tests.faults.bench import KEY, PORT, Bench, Result, Running
 from tests.faults.followup import repeat_inside, repeat_outside
 from tests.faults.points import Moment
-from tests.faults.scenarios import BOUND, Scenario, arm
+from tests.faults.scenarios import Scenario, arm
 from tests.faults.verdict import judge_end, judge_settled
 from tests.faults.watch import Watch, busy
 from tests.hosts.machines import FILLER, Host
@@ -95,7 +95,7 @@ def strike(bench: Bench, scenario: Scenario, moment: Moment, fault: str, *, cli:
         watch.stop()
         found = bench.look()
         run.tokens_after, run.without_tokens = watch.serving_since(), watch.without_tokens()
-        judge_settled(run, before, found, result, scenario)
+        judge_settled(run, before, found, result, bench.bound)
         if fault == "disk":
             bench.host.empty_disk()
         repeat = repeat_outside if cli else repeat_inside
@@ -137,13 +137,13 @@ def _act_and_settle(
         fill(host)
     if act == "hold" and (fault != "reboot" or folder == bench.folder):
         (folder / "go").touch()
-    end = begin + BOUND + SLACK
+    end = begin + bench.bound + SLACK
     result = _settle(bench, command, watch, end, wait_command=fault not in ("controller", "network"))
     run.settled = round(time.monotonic() - begin, 2)
     if fault == "network":
         host.restore()
         host.break_connections()
-        result = command.wait(BOUND + SLACK)
+        result = command.wait(bench.bound + SLACK)
     if fault == "controller":
         command.wait(1.0)
         return None

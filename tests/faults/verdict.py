@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tests.faults.bench import KEY, Result
-from tests.faults.scenarios import BOUND, Scenario
+from tests.faults.scenarios import Scenario
 
 if TYPE_CHECKING:
     from tests.faults.strike import Run
@@ -17,14 +17,13 @@ SERVES = {"committed": "new", "rolled_back": "old", "not_started": "old", "first
 Look = dict[str, Any]
 
 
-def judge_settled(run: Run, before: Look, found: Look, result: Result | None, scenario: Scenario) -> None:
+def judge_settled(run: Run, before: Look, found: Look, result: Result | None, bound: float) -> None:
     """Check the state that the fault led to, before anyone helps."""
     old, change = before["current"], begun(before, found)
     run.outcome = change["outcome"] if change else None
-    current = found["current"]
     run.serving = _which(found["running"], old)
     wrong = run.problems.append
-    if run.tokens_after is not None and run.tokens_after > BOUND:
+    if run.tokens_after is not None and run.tokens_after > bound:
         wrong(f"tokens came only after {run.tokens_after} s")
     if old is None and run.serving == "none":
         _judge_stopped(run, found)
@@ -39,7 +38,7 @@ def judge_settled(run: Run, before: Look, found: Look, result: Result | None, sc
     if found["leaks"]:
         wrong(f"the key is in {found['leaks']}")
     if result is not None:
-        _judge_command(run, result, scenario, current, old)
+        _judge_command(run, result)
 
 
 def _judge_record(run: Run, found: Look, change: Look, *, first: bool) -> None:
@@ -78,9 +77,7 @@ def _judge_serving(run: Run, found: Look) -> None:
         wrong(f"systemd restarted it {unit['NRestarts']} times")
 
 
-def _judge_command(
-    run: Run, result: Result, scenario: Scenario, current: str | None, old: str | None
-) -> None:
+def _judge_command(run: Run, result: Result) -> None:
     run.exit_code = result.code
     wrong = run.problems.append
     said = result.out + result.err
