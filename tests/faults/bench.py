@@ -85,7 +85,7 @@ class Running:
             for number, name in ((1, "out"), (2, "err")):
                 os.dup2(os.open(self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
             # Whoever runs this may have put something else in their place.
-            sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115, PTH123
+            sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
             os.environ.update(env)
             sys.argv = ["ddtoolkit", *arguments]
             if plan is not None:
