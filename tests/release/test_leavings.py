@@ -94,7 +94,8 @@ def test_half_made_copies_of_the_toolkit_are_removed_unless_they_are_being_made(
     )
     for folder in (dead, alive, whole):
         (folder / "toolkit").mkdir(parents=True)
-    (tmp_path / "python").touch()
+    for name in ("python", ".python.0123456789ab"):
+        (tmp_path / name).touch()
     fd = bootstrap.lock(alive)
     bootstrap.clear(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [whole.name, alive.name, "python"]

@@ -58,7 +58,6 @@ def archive() -> io.BytesIO:
 def unpack(target: Path) -> None:
     """Unpack beside the place where it belongs, and rename: a half-made copy is never used."""
     target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    clear(target.parent)
     staging = target.with_name(f"{target.name}.{os.getpid()}")
     staging.mkdir(mode=0o755)
     try:
@@ -84,10 +83,12 @@ def lock(folder: Path) -> int:
 
 
 def clear(folder: Path) -> None:
-    """Remove half-made copies whose makers are dead."""
+    """Remove half-made copies whose makers are dead, and what was to name the interpreter and never did."""
     for path in folder.glob("*.*"):
-        if path.is_dir():
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            if path.name.startswith(f".{REMEMBERED}."):
+                path.unlink()
+            elif path.is_dir():
                 fd = lock(path)
                 shutil.rmtree(path, ignore_errors=True)
                 os.close(fd)
@@ -129,6 +130,7 @@ def main() -> None:
     root = Path(wanted["root"])
     python = wanted["python"] or remembered(root)
     target = root / wanted["digest"]
+    clear(root)
     run = wanted.get("run")
     if run is None and (absent := lacking(python, wanted["modules"])) != []:
         answer({"python": python, "absent": absent})
