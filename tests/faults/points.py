@@ -21,6 +21,7 @@ _FREE = re.compile(
     r"pwrite|unlink|remove|rmdir|rmtree|truncate|ftruncate|fsync|fdatasync|chmod|fchmod|"
     r"run systemctl.* (stop|disable|reset-failed) |posix_fallocate \S*/started "
 )
+_HIDDEN = re.compile(r"\w+ (\S*/(?:\.[^/]+|transaction\.new|ddtoolkit-[a-z]+)/)")
 BULK = ("rmtree", "copytree", "extractall")
 ROW = 12
 
@@ -102,19 +103,31 @@ def moments(trace: Iterable[str]) -> list[Moment]:
 def _same_state(before: dict[str, Any], now: dict[str, Any]) -> bool:
     if now["side"] == "after":
         return not now["changes"]
+    if now.get("apart"):
+        return False
     # A file's content is written between two counted operations: what follows an `open` is another moment.
     return before["pid"] == now["pid"] and before["side"] == "after" and _verb(before) != "open"
 
 
 def _without_rows(lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    for _, group in groupby(
-        lines, key=lambda line: (line["role"], line["pid"], _verb(line), line["where"][:1])
-    ):
+    for kind, group in groupby(lines, key=_row):
         row = list(group)
-        if len(row) > ROW and row[0]["files"]:
+        if kind[-1] and len(row) > ROW:
             half = len(row) // 4 * 2
-            row = [*row[:2], *row[half : half + 2], *row[-2:]]
+            apart = [row[half] | {"apart": True}, row[half + 1], row[-2] | {"apart": True}, row[-1]]
+            row = [*row[:2], *apart]
         yield from row
+
+
+def _row(line: dict[str, Any]) -> tuple[Any, ...]:
+    """What like operations in a row have in common; the last: whether they are such."""
+    label = line["label"].partition(" @ ")[0]
+    hidden = _HIDDEN.match(label)
+    if (
+        hidden is not None and _verb(line) not in BULK
+    ):  # files of a folder that nobody reads before it is renamed
+        return (line["role"], line["pid"], hidden[1], True)
+    return (line["role"], line["pid"], _verb(line), *line["where"][:1], line["files"])
 
 
 def _verb(line: dict[str, Any]) -> str:

@@ -162,6 +162,7 @@ def test_rows_of_like_operations_count_as_one(tmp_path):
     begin(tmp_path / "row", work=work).communicate(timeout=30)
     found = moments((tmp_path / "row" / "trace").read_text().splitlines())
     assert [shown(moment) for moment in found] == [
-        "before mkdir 0", "after mkdir 0", "after mkdir 20", "after mkdir 39",
+        "before mkdir 0", "after mkdir 0", "before mkdir 20",
+        "after mkdir 20", "before mkdir 39", "after mkdir 39",
     ]  # fmt: skip
     assert os.listdir(tmp_path / "row" / "place")  # noqa: PTH208

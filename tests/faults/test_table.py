@@ -1,0 +1,62 @@
+"""The committed result of the matrix, and the tables that docs/faults.md shows of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.faults.points import FAULTS, Moment
+from tests.faults.table import BEGIN, cell, tables, update
+
+ROOT = Path(__file__).parents[2]
+RESULT = ROOT / "benchmarks" / "fault_matrix.json"
+DOCUMENT = ROOT / "docs" / "faults.md"
+
+
+@pytest.fixture(scope="module")
+def data():
+    return json.loads(RESULT.read_bytes())
+
+
+def test_the_document_shows_the_committed_result():
+    assert update(RESULT, DOCUMENT) == DOCUMENT.read_text(encoding="utf-8"), (
+        "python scripts/fault_matrix.py --out benchmarks/fault_matrix.json --table docs/faults.md"
+    )
+
+
+def test_every_check_held(data):
+    assert [run for run in data["runs"] if run["problems"]] == []
+
+
+def test_every_moment_was_struck_by_every_fault(data):
+    struck = {(run["scenario"], run["moment"], run["fault"]) for run in data["runs"]}
+    missing = []
+    for name, moments in data["points"].items():
+        for item in moments:
+            moment = Moment(**{key: value for key, value in item.items() if key != "key"})
+            assert moment.key == item["key"]
+            missing += [
+                (name, moment.key, fault)
+                for fault in FAULTS
+                if moment.takes(fault) and (name, moment.key, fault) not in struck
+            ]
+    assert missing == []
+
+
+def test_a_failed_check_is_shown(data):
+    runs = [dict(run) for run in data["runs"]]
+    runs[0] |= {"problems": ["no tokens"]}
+    shown = tables(data | {"runs": runs})
+    assert "1 of them with a check that did not hold" in shown
+    assert "**1 with a check that did not hold**" in shown
+
+
+def test_a_cell_has_the_longest_time_of_each_end():
+    run = {"problems": [], "serving": "old", "outcome": "rolled_back", "tokens_after": 1.26}
+    begun = run | {"outcome": None, "tokens_after": 0.0}
+    assert cell([run, run | {"tokens_after": 3.04}, begun]) == (
+        "undone, the old release serves (2, 3.0 s); "
+        "the old release serves on; the next command begins anew (1)"
+    )
+    assert cell([]) == "-"
+    assert BEGIN in DOCUMENT.read_text(encoding="utf-8")
