@@ -22,6 +22,10 @@ _FREE = re.compile(
     r"run systemctl.* (stop|disable|reset-failed) |posix_fallocate \S*/started "
 )
 _HIDDEN = re.compile(r"\w+ (\S*/(?:\.[^/]+|transaction\.new|ddtoolkit-[a-z]+)/)")
+_MAY_FAIL = re.compile(
+    r"before ((?:open|mkdir|symlink|link|rename|replace|write|pwrite|posix_fallocate|fsync|fdatasync|"
+    r"copytree|extractall) .*) #(\d+)"
+)
 BULK = ("rmtree", "copytree", "extractall")
 ROW = 12
 
@@ -61,14 +65,24 @@ class Moment:
     def takes(self, fault: str) -> bool:
         """Whether the fault at this moment is another than at the next one."""
         if fault == "enospc":
-            return self.files and self.side == "before" and self.allocates
+            return self._operation() is not None
         if fault == "process":
             return self.role != "control"
         return fault != "disk" or self.allocates
 
     def plan(self, act: str) -> dict[str, Any]:
         """The plan for the hook."""
-        return {**asdict(self), "act": act}
+        plan = {**asdict(self), "act": act}
+        if act == "enospc":
+            found = self._operation()
+            assert found is not None
+            plan |= {"label": found[1], "occurrence": int(found[2]), "side": "before"}
+        return plan
+
+    def _operation(self) -> re.Match[str] | None:
+        """The operation that comes next and may find the disk full."""
+        names = (f"{self.side} {self.label} #{self.occurrence}", *self.same_as)
+        return next((found for name in names if (found := _MAY_FAIL.fullmatch(name))), None)
 
 
 def moments(trace: Iterable[str]) -> list[Moment]:
