@@ -11,6 +11,9 @@ MODES = {
     "ddtree_7": "DDTREE, budget 7",
     "ddtree_16": "DDTREE, budget 16",
     "ddtree_32": "DDTREE, budget 32",
+    "transition_7": "DDTREE transition, budget 7",
+    "transition_16": "DDTREE transition, budget 16",
+    "transition_32": "DDTREE transition, budget 32",
 }
 SETTINGS = {
     "held_out_greedy": "held out, greedy",
@@ -28,6 +31,7 @@ def save_card(path: Path, record: dict[str, Any]) -> None:
         acceptance_table=acceptance_table(record["acceptance_length"]),
         million_tokens=record["text"]["train_tokens"] / 1e6,
         million_seen=record["target"]["tokens_seen"] / 1e6,
+        million_apart=record["apart"]["tokens"] / 1e6,
     )
     path.write_text(filled, encoding="utf-8")
 

@@ -7,14 +7,17 @@ shape is replayed against it. This is as exact for sampled continuations as for 
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from toolkit.ddtree.policies import Children, Node, expand
+from toolkit.ddtree.transition import TransitionTable
+from toolkit.ddtree.types import Expansion, TreeLimits
 from training.generate import continue_rows
 from training.modules import Drafter, Target, draft_blocks
 
@@ -67,48 +70,23 @@ def draft_candidates(pair: Pair, rows: Tensor, first: int, chunk: int = 32) -> t
     return torch.cat(tokens), torch.cat(scores)
 
 
-def best_first(scores: Sequence[Sequence[float]], budget: int) -> list[tuple[int, int, int]]:
-    """The ``budget`` most probable prefixes under the product of the slots' marginals (arXiv 2604.12989).
-
-    Args:
-        scores: Log-probabilities by slot, each in descending order.
-        budget: Nodes, the root not counted.
-
-    Returns:
-        (parent, depth, rank) of node 1, 2, ...; parent 0 is the root.
-    """
-    nodes: list[tuple[int, int, int]] = []
-    heap = [(-scores[0][0], 1, 0, 0)]
-    while heap and len(nodes) < budget:
-        cost, depth, parent, rank = heapq.heappop(heap)
-        nodes.append((parent, depth, rank))
-        slot = scores[depth - 1]
-        if rank + 1 < len(slot):
-            heapq.heappush(heap, (cost + slot[rank] - slot[rank + 1], depth, parent, rank + 1))
-        if depth < len(scores):
-            heapq.heappush(heap, (cost - scores[depth][0], depth + 1, len(nodes), 0))
-    return nodes
-
-
 def replay(
-    truth: list[int], tokens: list[list[list[int]]], scores: list[list[list[float]]], budget: int, cap: int
+    truth: Sequence[int], tokens: Sequence[Any], tree_at: Callable[[int], list[Node]]
 ) -> tuple[int, int]:
-    """Decode one continuation with trees of one shape.
+    """Decode one continuation with trees of one kind.
 
     Args:
         truth: The continuation; its first token is the first bonus token.
         tokens: Candidates by anchor, slot and rank.
-        scores: Their log-probabilities.
-        budget: Nodes a tree.
-        cap: Candidates a slot.
+        tree_at: Gives the tree of an anchor.
 
     Returns:
         Tokens committed and verify steps, over the steps that fit in the continuation.
     """
     position = steps = 0
     while position < len(tokens):
-        nodes = best_first([slot[:cap] for slot in scores[position]], budget)
-        children = {(p, tokens[position][d - 1][r]): i for i, (p, d, r) in enumerate(nodes, 1)}
+        nodes = enumerate(tree_at(position), 1)
+        children = {(n.parent, tokens[position][n.depth - 1][n.rank]): i for i, n in nodes}
         node = matched = 0
         while (node := children.get((node, truth[position + matched + 1]), 0)) != 0:
             matched += 1
@@ -125,35 +103,84 @@ def distinct_bigram_ratio(row: Sequence[int]) -> float:
     return len(set(pairs)) / len(pairs)
 
 
-def measure(pair: Pair, prompts: Tensor, new_tokens: int, temperature: float, seed: int) -> dict[str, float]:
-    """Continue the prompts and replay linear DFLASH and DDTREE on the continuations.
+@dataclass(frozen=True)
+class Drafted:
+    """Continuations of prompts, with the drafter's candidates at each of their positions.
 
-    Args:
-        pair: The models.
-        prompts: int64 [n, P].
-        new_tokens: Length of each continuation.
-        temperature: 0 for greedy.
-        seed: Of the samples.
+    Attributes:
+        texts: Continuations, [n][T - first].
+        tokens: Candidates [n][anchors][slots][TOPK_CAP].
+        scores: Their log-probabilities, float32 [n, anchors, slots, TOPK_CAP].
+    """
+
+    texts: list[list[int]]
+    tokens: list[Any]
+    scores: Tensor
+
+    @classmethod
+    def of(cls, pair: Pair, rows: Tensor, first: int) -> Drafted:
+        """Draft at every position of rows int64 [n, T] from ``first`` on."""
+        tokens, scores = draft_candidates(pair, rows, first)
+        return cls(rows[:, first:].tolist(), tokens.tolist(), scores.cpu())
+
+    def acceptance(self, limits: TreeLimits, table: TransitionTable | None = None) -> tuple[float, int]:
+        """Acceptance length, bonus token included, and verify steps."""
+        committed = steps = 0
+        for text, tokens, scores in zip(self.texts, self.tokens, self.scores, strict=True):
+            row = replay(text, tokens, self._trees(text, tokens, scores, limits, table))
+            committed, steps = committed + row[0], steps + row[1]
+        return committed / steps, steps
+
+    @staticmethod
+    def _trees(
+        text: list[int], tokens: Any, scores: Tensor, limits: TreeLimits, table: TransitionTable | None
+    ) -> Callable[[int], list[Node]]:
+        logprobs = scores.tolist()
+        if table is None:
+            return lambda anchor: expand(logprobs[anchor], limits)
+        caps = torch.full((len(tokens),), limits.topk_cap)
+        ranked = table.rank_children(scores, torch.tensor(tokens), torch.tensor(text[: len(tokens)]), caps)
+        children = [
+            Children(*row) for row in zip(ranked.logprobs.tolist(), ranked.ranks.tolist(), strict=True)
+        ]
+        return lambda anchor: expand(logprobs[anchor], limits, children[anchor])
+
+
+def continue_prompts(pair: Pair, prompts: Tensor, new_tokens: int, temperature: float, seed: int) -> Tensor:
+    """Continue prompts int64 [n, P] by ``new_tokens``, by plain decoding: int64 [n, P + new_tokens]."""
+    generator = torch.Generator(prompts.device).manual_seed(seed)
+    length = prompts.shape[1]
+    lengths = torch.full((len(prompts),), length, device=prompts.device)
+    total = length + new_tokens
+    return continue_rows(pair.target, prompts, lengths, total, temperature, pair.table, generator).clone()
+
+
+def measure(drafted: Drafted, table: TransitionTable) -> dict[str, float]:
+    """Replay linear DFLASH, and DDTREE with and without a transition table.
 
     Returns:
         Acceptance lengths (bonus token included) by mode, the distinct-bigram ratio, and the number of linear
         steps.
     """
-    generator = torch.Generator(prompts.device).manual_seed(seed)
-    length = prompts.shape[1]
-    lengths = torch.full((len(prompts),), length, device=prompts.device)
-    total = length + new_tokens
-    rows = continue_rows(pair.target, prompts, lengths, total, temperature, pair.table, generator)
-    candidate_tokens, candidate_scores = draft_candidates(pair, rows, length)
-    texts, tokens, scores = rows[:, length:].tolist(), candidate_tokens.tolist(), candidate_scores.tolist()
-    shapes = {"dflash": (pair.block_size - 1, 1)}
-    shapes |= {f"ddtree_{budget}": (budget, TOPK_CAP) for budget in TREE_BUDGETS}
-    result: dict[str, float] = {}
-    for name, (budget, cap) in shapes.items():
-        counts = [replay(*row, budget, cap) for row in zip(texts, tokens, scores, strict=True)]
-        steps = sum(count[1] for count in counts)
-        result[name] = round(sum(count[0] for count in counts) / steps, 3)
-        if name == "dflash":
-            result["dflash_steps"] = steps
-    result["distinct_bigram_ratio"] = round(sum(map(distinct_bigram_ratio, texts)) / len(texts), 3)
-    return result
+    chain, steps = drafted.acceptance(TreeLimits(len(drafted.tokens[0][0]), 1))
+    result: dict[str, float] = {"dflash": chain, "dflash_steps": steps}
+    for budget in TREE_BUDGETS:
+        result[f"ddtree_{budget}"] = drafted.acceptance(TreeLimits(budget, TOPK_CAP))[0]
+        limits = TreeLimits(budget, TOPK_CAP, Expansion.TRANSITION)
+        result[f"transition_{budget}"] = drafted.acceptance(limits, table)[0]
+    ratios = map(distinct_bigram_ratio, drafted.texts)
+    result["distinct_bigram_ratio"] = sum(ratios) / len(drafted.texts)
+    return {name: value if name == "dflash_steps" else round(value, 3) for name, value in result.items()}
+
+
+def tune(drafted: Drafted, factors: dict[str, Tensor], choices: Sequence[float]) -> dict[float, float]:
+    """How well a table does by how much it counts: mean acceptance length over the budgets, by strength."""
+    found = {}
+    for strength in choices:
+        table = TransitionTable.quantised(factors, factors["strengths"] * strength)
+        lengths = [
+            drafted.acceptance(TreeLimits(budget, TOPK_CAP, Expansion.TRANSITION), table)[0]
+            for budget in TREE_BUDGETS
+        ]
+        found[strength] = round(sum(lengths) / len(lengths), 4)
+    return found

@@ -108,13 +108,31 @@ def save_drafter(
     capture: tuple[int, ...],
     target_layers: int,
 ) -> None:
-    """Write a checkpoint in z-lab's public DFlash layout."""
+    """Write a checkpoint in z-lab's public DFlash layout, without a transition table."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(_bfloat16(drafter.state_dict()), folder / "model.safetensors", metadata={"format": "pt"})
     config = config_fields(dims, "DFlashDraftModel") | {
         "block_size": block_size,
         "dflash_config": {"mask_token_id": MASK, "target_layer_ids": list(capture)},
         "num_target_layers": target_layers,
+    }
+    _write_json(folder / "config.json", dict(sorted(config.items())))
+
+
+def save_transition(folder: Path, factors: dict[str, Tensor], strength: float) -> None:
+    """Add a transition table to a drafter's checkpoint: ``transition.safetensors`` and a part of its config.
+
+    Args:
+        folder: The drafter's.
+        factors: As ``Transition.exported`` gives them.
+        strength: What to multiply the strengths by.
+    """
+    tensors = {name: value.cpu().contiguous() for name, value in factors.items() if name != "strengths"}
+    save_file(tensors, folder / "transition.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["transition_config"] = {
+        "rank": tensors["left"].shape[1],
+        "strengths": [round(float(value) * strength, 4) for value in factors["strengths"]],
     }
     _write_json(folder / "config.json", dict(sorted(config.items())))
 

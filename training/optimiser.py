@@ -33,8 +33,8 @@ class Optimiser:
 
     def __init__(self, model: nn.Module, muon_lr: float, adam_lr: float, weight_decay: float = 0.05) -> None:
         named = list(model.named_parameters())
-        hidden = [p for name, p in named if p.dim() == 2 and name.startswith("layers.")]
-        others = [p for name, p in named if not (p.dim() == 2 and name.startswith("layers."))]
+        hidden = [p for name, p in named if p.dim() == 2 and "layers." in name]
+        others = [p for name, p in named if not (p.dim() == 2 and "layers." in name)]
         self._parameters = [p for _, p in named]
         by_shape: dict[torch.Size, list[nn.Parameter]] = {}
         for parameter in hidden:

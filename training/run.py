@@ -22,6 +22,7 @@ class Run:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.started = time.monotonic()
+        self.earlier: dict[str, float] = {"steps": 0, "seconds": 0}  # of a drafter to start from
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.generator = torch.Generator(self.device).manual_seed(options.seed)
         self.record: dict[str, Any] = {

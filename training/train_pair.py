@@ -2,17 +2,20 @@
 
     python -m training.train_pair --out DIR [--target-seconds 240] [--drafter-seconds 300]
 
-Writes ``DIR/bundled.tar`` (the two checkpoints and the model card; unpack it as ``toolkit/ddtree/bundled``),
-``DIR/bundled_pair.json`` (every number of the run; it belongs in ``benchmarks/``) and ``DIR/bigrams.npz``
-(token pair counts of the training text). Phases are bounded by wall clock, so the machine decides how many
-steps they hold; one H200 was used. ``--target FOLDER`` keeps an exported target and trains only a drafter for
-it (``--record FILE`` then carries over the numbers of the run that made the target), and ``--drafter FOLDER``
-starts that from an exported drafter. ``--dry-run`` goes through everything with tiny models on a CPU.
+Writes ``DIR/bundled.tar`` (the two checkpoints and the model card; unpack it as ``toolkit/ddtree/bundled``)
+and ``DIR/bundled_pair.json`` (every number of the run; it belongs in ``benchmarks/``). The drafter gets a
+transition table. Neither is trained on text that shares 16 tokens in a row with a row that they are judged
+by, or that the table's strength is tuned on; the record tells these rows by their digests. Phases are bounded
+by wall clock, so the machine decides how many steps they hold; one H200 was used. ``--target FOLDER`` keeps
+an exported target and trains only a drafter for it (``--record FILE`` then carries over the numbers of the
+run that made the target), and ``--drafter FOLDER`` starts that from an exported drafter. ``--dry-run`` goes
+through everything with tiny models on a CPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import shutil
@@ -21,19 +24,22 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
 
+from toolkit.ddtree.transition import TransitionTable
 from training import card, data, evaluate, export
 from training.drafting import BLOCK_SIZE, train_drafter
 from training.generate import continue_rows
 from training.modules import Dimensions, Target, rope_table
+from training.overlap import GRAM, ROW, digest, known_grams, shared_grams, without_shared_rows
 from training.run import Run
 
 PROMPT, NEW_TOKENS, LONG_PROMPT = 192, 256, 1536
+STRENGTHS = (0.2, 0.4, 0.6, 0.8, 1.0, 1.2)
+BENCHMARK_PROMPTS = Path(__file__).parents[1] / "toolkit/acceptance/prompts/python.jsonl"
 
 
 def prepare_text(run: Run) -> tuple[Tokenizer, Tensor, data.Corpus]:
@@ -79,51 +85,110 @@ def token_loss(target: Target, hidden: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(target.logits(hidden).flatten(0, 1), labels.flatten())
 
 
+class Evaluation:
+    """Rows that the pair is judged by, and others that the strength of its transition table is tuned on.
+
+    The target alone writes them, so they are known before a drafter is trained, and kept out of its text.
+    """
+
+    def __init__(self, run: Run, target: Target, corpus: data.Corpus, tokenizer: Tokenizer) -> None:
+        scale, count = (8, 4) if run.options.dry_run else (1, 64)
+        prompt, new, long_prompt = PROMPT // scale, NEW_TOKENS // scale, LONG_PROMPT // scale
+        run.record["text"] |= {"prompt": prompt, "long_prompt": long_prompt, "new_tokens": new}
+        table = rope_table(target.dims, run.device)
+
+        def written(texts: list[str], rows: int, length: int, seed: int, temperature: float = 0.0) -> Tensor:
+            prompts = data.prompt_rows(tokenizer, texts, rows, length, seed).to(run.device)
+            generator = torch.Generator(run.device).manual_seed(0)
+            lengths = torch.full((len(prompts),), length, device=run.device)
+            return continue_rows(
+                target, prompts, lengths, length + new, temperature, table, generator
+            ).clone()
+
+        held_out, backwards = corpus.held_out, corpus.held_out[::-1]
+        self.rows = {
+            "held_out_greedy": (written(held_out, count, prompt, 1), prompt),
+            "held_out_temperature_1": (written(held_out, count, prompt, 1, 1.0), prompt),
+            "held_out_long_greedy": (written(held_out, count // 4, long_prompt, 2), long_prompt),
+            "trained_on_greedy": (written(corpus.train, count, prompt, 3), prompt),
+        }
+        self.tuning = (written(backwards, count // 2, prompt, 4), prompt)
+        self.benchmark = benchmark_rows(tokenizer)
+        own = [rows for rows, _ in (*self.rows.values(), self.tuning)]
+        self.known = known_grams([*own, *(row.to(run.device) for row in self.benchmark)])
+
+
+def benchmark_rows(tokenizer: Tokenizer) -> list[Tensor]:
+    """Prompts of the acceptance checks and of the speed benchmark, int64 [1, n] each."""
+    lines = BENCHMARK_PROMPTS.read_text(encoding="utf-8").splitlines()
+    return [torch.tensor([tokenizer.encode(json.loads(line)["prompt"]).ids]) for line in lines]
+
+
+def keep_apart(run: Run, tokens: Tensor, evaluation: Evaluation) -> Tensor:
+    """Training text of drafter and table: without rows that share 16 tokens in a row with evaluated ones."""
+    kept, dropped = without_shared_rows(tokens, evaluation.known)
+    run.say("rows that share 16 tokens in a row with evaluated ones:", dropped)
+    run.record["apart"] = {
+        "gram": GRAM,
+        "row": ROW,
+        "evaluated_grams": len(evaluation.known),
+        "evaluated_digest": digest(evaluation.known),
+        "benchmark_digest": digest(known_grams(evaluation.benchmark)),
+        "dropped_rows": dropped,
+        "tokens": len(kept),
+        "tokens_digest": hashlib.sha256(kept.cpu().numpy().astype("<i2").tobytes()).hexdigest(),
+        "shared_grams": int(shared_grams(kept, evaluation.known).sum()),
+    }
+    return kept
+
+
 def evaluate_pair(
-    run: Run, folder: Path, corpus: data.Corpus, tokenizer: Tokenizer, capture: tuple[int, ...]
-) -> None:
-    """Measure the pair as it was exported, in float32."""
+    run: Run, folder: Path, corpus: data.Corpus, tokenizer: Tokenizer, evaluation: Evaluation,
+    capture: tuple[int, ...], factors: dict[str, Tensor],
+) -> None:  # fmt: skip
+    """Tune the table's strength, add it to the drafter, and measure the pair as exported, in float32."""
     target = export.load_target(folder / "target", run.device).eval()
     drafter = export.load_drafter(folder / "drafter", run.device).eval()
     table = rope_table(target.dims, run.device)
     pair = evaluate.Pair(target, drafter, capture, BLOCK_SIZE, data.MASK, table)
-    scale = 8 if run.options.dry_run else 1
-    prompt, new_tokens, long_prompt = PROMPT // scale, NEW_TOKENS // scale, LONG_PROMPT // scale
-    rows = 4 if run.options.dry_run else 64
-    run.record["text"] |= {"prompt": prompt, "long_prompt": long_prompt, "new_tokens": new_tokens}
-
-    held_out = data.prompt_rows(tokenizer, corpus.held_out, rows, prompt, seed=1).to(run.device)
-    held_out_long = data.prompt_rows(tokenizer, corpus.held_out, rows // 4, long_prompt, seed=2).to(
-        run.device
-    )
-    trained_on = data.prompt_rows(tokenizer, corpus.train, rows, prompt, seed=3).to(run.device)
-    results = {
-        "held_out_greedy": evaluate.measure(pair, held_out, new_tokens, 0.0, 0),
-        "held_out_temperature_1": evaluate.measure(pair, held_out, new_tokens, 1.0, 0),
-        "held_out_long_greedy": evaluate.measure(pair, held_out_long, new_tokens, 0.0, 0),
-        "trained_on_greedy": evaluate.measure(pair, trained_on, new_tokens, 0.0, 0),
+    factors = {name: value.cpu() for name, value in factors.items()}
+    tuned = evaluate.tune(evaluate.Drafted.of(pair, *evaluation.tuning), factors, STRENGTHS)
+    strength = max(tuned, key=lambda choice: tuned[choice])
+    run.say("acceptance length by strength of the table", tuned)
+    export.save_transition(folder / "drafter", factors, strength)
+    run.record["transition"] = {
+        "rank": factors["left"].shape[1],
+        "strength": strength,
+        "strengths": [round(float(value) * strength, 4) for value in factors["strengths"]],
+        "acceptance_by_strength": {str(choice): length for choice, length in tuned.items()},
     }
-    run.record["acceptance_length"] = results
+    transition = TransitionTable.quantised(factors, factors["strengths"] * strength)
+    run.record["acceptance_length"] = {}
+    for name, rows in evaluation.rows.items():
+        result = evaluate.measure(evaluate.Drafted.of(pair, *rows), transition)
+        run.record["acceptance_length"][name] = result
+        run.say(name, result)
     text = data.encode(tokenizer, corpus.held_out[:200]).long().to(run.device)
     windows = text[: len(text) // 513 * 513].view(-1, 513)[:512]
     with torch.inference_mode():
         losses = [token_loss(target, target(w[:, :-1], table)[0], w[:, 1:]).item() for w in windows.split(64)]
     run.record["target"]["held_out_loss"] = round(sum(losses) / len(losses), 4)
-    for name, result in results.items():
-        run.say(name, result)
-    for temperature in (0.0, 1.0):
-        lengths = torch.full((2,), prompt, device=run.device)
-        shown = continue_rows(
-            target, held_out[:2], lengths, prompt + new_tokens, temperature, table, run.generator
-        )
-        for row in shown.tolist():
-            run.say(f"sample at temperature {temperature}:\n" + tokenizer.decode(row[prompt - 24 :])[:900])
+    for name in ("held_out_greedy", "held_out_temperature_1"):
+        rows, first = evaluation.rows[name]
+        for row in rows[:2].tolist():
+            run.say(f"sample of {name}:\n" + tokenizer.decode(row[first - 24 :])[:900])
 
 
 def keep_record(run: Run, record: Path | None) -> None:
-    """Carry over how a kept target was trained; zeros where nobody says."""
+    """Carry over how a kept target, and a drafter to start from, were trained; zeros where nobody says."""
     old = json.loads(record.read_text()) if record else {}
     run.record["target"] = {key: old.get("target", {}).get(key, 0) for key in ("steps", "tokens_seen")}
+    if run.options.drafter is not None:
+        drafter = old.get("drafter", {})
+        run.earlier = {
+            "steps": drafter.get("steps", 0) + drafter.get("earlier_steps", 0),
+            "seconds": old.get("seconds", {}).get("drafter", 0) + drafter.get("earlier_seconds", 0),
+        }
     for key in ("seconds", "training_loss"):
         run.record.setdefault(key, {})["target"] = old.get(key, {}).get("target", 0)
 
@@ -131,20 +196,6 @@ def keep_record(run: Run, record: Path | None) -> None:
 def describe(dims: Dimensions, model: nn.Module) -> dict[str, Any]:
     """Sizes of a model for the record."""
     return {"parameters": sum(p.numel() for p in model.parameters()), **vars(dims)}
-
-
-def save_bigrams(path: Path, tokens: Tensor, vocab: int) -> None:
-    """Write the counts of adjacent token pairs seen at least four times."""
-    pairs = tokens[:-1].long() * vocab + tokens[1:].long()
-    counts = torch.bincount(pairs, minlength=vocab * vocab)
-    kept = (counts >= 4).nonzero()[:, 0]
-    np.savez_compressed(
-        path,
-        first=(kept // vocab).cpu().numpy().astype(np.int16),
-        second=(kept % vocab).cpu().numpy().astype(np.int16),
-        count=counts[kept].cpu().numpy().astype(np.int32),
-        unigram=torch.bincount(tokens.long(), minlength=vocab).cpu().numpy().astype(np.int32),
-    )
 
 
 def parse_options() -> argparse.Namespace:
@@ -179,8 +230,7 @@ def main() -> None:
     tokenizer, tokens, corpus = prepare_text(run)
 
     if options.target is None:
-        trained = train_target(run, tokens)
-        export.save_target(folder / "target", trained, tokenizer)
+        export.save_target(folder / "target", train_target(run, tokens), tokenizer)
     else:
         export.save_target(folder / "target", export.load_target(options.target, run.device), tokenizer)
         keep_record(run, options.record)
@@ -189,21 +239,24 @@ def main() -> None:
     capture = (1, layers // 2 - 2, layers * 2 // 3 - 1, layers - 2) if layers > 6 else (1, layers - 2)
     run.record["target"] |= describe(target.dims, target)
 
-    drafter, steps = train_drafter(run, target, tokens, capture)
-    export.save_drafter(folder / "drafter", drafter, run.drafter_dims, BLOCK_SIZE, capture, layers)
-    run.record["drafter"] = describe(run.drafter_dims, drafter) | {
+    evaluation = Evaluation(run, target, corpus, tokenizer)
+    run.say("evaluated rows written")
+    tokens = keep_apart(run, tokens, evaluation)
+    trained, steps = train_drafter(run, target, tokens, capture, evaluation.known)
+    export.save_drafter(folder / "drafter", trained.drafter, run.drafter_dims, BLOCK_SIZE, capture, layers)
+    run.record["drafter"] = describe(run.drafter_dims, trained.drafter) | {
         "steps": steps,
         "capture": list(capture),
         "block_size": BLOCK_SIZE,
+        **{f"earlier_{key}": value for key, value in run.earlier.items()},
     }
-    evaluate_pair(run, folder, corpus, tokenizer, capture)
+    evaluate_pair(run, folder, corpus, tokenizer, evaluation, capture, trained.table.exported())
     run.record["seconds"]["total"] = round(time.monotonic() - run.started, 1)
     (options.out / "bundled_pair.json").write_text(json.dumps(run.record, indent=2) + "\n")
     card.save_card(folder / "README.md", run.record)
     with tarfile.open(options.out / "bundled.tar", "w") as archive:
         archive.add(folder, arcname="bundled")
     shutil.rmtree(folder)
-    save_bigrams(options.out / "bigrams.npz", tokens, target.dims.vocab)
     run.say("done")
 
 

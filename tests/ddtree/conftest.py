@@ -90,6 +90,19 @@ def write_pair(
     return Pair(target, drafter)
 
 
+def write_transition(drafter: Path, vocab: int, seed: int = 0) -> None:
+    """Add a random transition table to a drafter of block 8."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name in ("left", "right"):
+        tensors[name] = torch.randint(-127, 128, (vocab, 4), generator=generator).to(torch.int8)
+        tensors[f"{name}_scale"] = (torch.rand(vocab, generator=generator) * 0.02).half()
+    save_file(tensors, drafter / "transition.safetensors")
+    config = json.loads((drafter / "config.json").read_text())
+    config["transition_config"] = {"rank": 4, "strengths": [0.2, *[1.0] * 6]}
+    write_json(drafter / "config.json", config)
+
+
 def random_tensors(shapes: dict[str, tuple[int, ...]], generator: torch.Generator) -> dict[str, torch.Tensor]:
     """Weights large enough that logits are far from equal; norms near one."""
     return {
@@ -136,8 +149,10 @@ def tiny_pair(tmp_path_factory) -> Pair:
 
 @pytest.fixture(scope="session")
 def lucky_pair(tmp_path_factory) -> Pair:
-    """A random pair of so few tokens that wide trees often hold the target's path; untied head."""
-    return write_pair(tmp_path_factory.mktemp("lucky"), vocab=16, tokenizer=False, tied=False, seed=1)
+    """A random pair of so few tokens that wide trees often hold the target's path; untied head, a table."""
+    pair = write_pair(tmp_path_factory.mktemp("lucky"), vocab=16, tokenizer=False, tied=False, seed=1)
+    write_transition(pair.drafter, 16)
+    return pair
 
 
 BUNDLED = Pair(

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from toolkit.ddtree.engine import Engine
-from toolkit.ddtree.types import Algorithm, EngineConfig, Request, SamplingParams, TreeLimits
+from toolkit.ddtree.types import Algorithm, EngineConfig, Expansion, Request, SamplingParams, TreeLimits
 
 ROOT = Path(__file__).parents[2]
 BUNDLED = ROOT / "toolkit" / "ddtree" / "bundled"
@@ -86,6 +86,7 @@ def test_everything_together_is_small_and_safetensors_only():
         "README.md",
         "drafter/config.json",
         "drafter/model.safetensors",
+        "drafter/transition.safetensors",
         "target/config.json",
         "target/generation_config.json",
         "target/model.safetensors",
@@ -141,6 +142,18 @@ def test_all_weights_are_finite_and_used(folder):
             tensor = weights.get_tensor(name).float()
             assert tensor.isfinite().all(), name
             assert tensor.count_nonzero() > 0, name
+
+
+def test_the_transition_table_fits_the_drafter():
+    table, config = read_config(DRAFTER)["transition_config"], read_config(DRAFTER)
+    assert len(table["strengths"]) == config["block_size"] - 1
+    assert table["strengths"][0] < min(table["strengths"][1:])  # the drafter knows the bonus token
+    with safe_open(DRAFTER / "transition.safetensors", framework="pt") as factors:
+        for name in ("left", "right"):
+            values = factors.get_tensor(name)
+            assert values.shape == (config["vocab_size"], table["rank"])
+            assert values.dtype == torch.int8
+            assert values.float().std() > 5
 
 
 def test_special_tokens_have_their_ids(tokenizer):
@@ -226,13 +239,16 @@ def test_the_drafter_is_worth_shipping():
     tree = acceptance_length(Algorithm.DDTREE, TreeLimits(budget=16, topk_cap=8))
     assert chain > 2.9
     assert tree > 1.08 * chain
+    informed = acceptance_length(Algorithm.DDTREE, TreeLimits(16, 8, Expansion.TRANSITION))
+    assert informed > 1.05 * tree
 
 
 def test_the_card_states_the_recorded_numbers():
     record = json.loads((ROOT / "benchmarks" / "bundled_pair.json").read_text())
     card = (BUNDLED / "README.md").read_text(encoding="utf-8")
     for setting in record["acceptance_length"].values():
-        for mode in ("dflash", "ddtree_7", "ddtree_16", "ddtree_32", "distinct_bigram_ratio"):
+        trees = [f"{kind}_{budget}" for kind in ("ddtree", "transition") for budget in (7, 16, 32)]
+        for mode in ("dflash", *trees, "distinct_bigram_ratio"):
             assert f" {setting[mode]:.2f} |" in card
     for model, folder in (("target", TARGET), ("drafter", DRAFTER)):
         stored = sum(torch.Size(shape).numel() for shape, _ in read_header(folder).values())

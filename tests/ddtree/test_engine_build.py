@@ -40,7 +40,8 @@ def test_manifest_tells_what_was_built(arguments, capsys):
         "size": weights.stat().st_size,
         "sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
     }
-    assert set(manifest["checkpoints"]["drafter"]["files"]) == {"config.json", "model.safetensors"}
+    files = {"config.json", "model.safetensors", "transition.safetensors"}
+    assert set(manifest["checkpoints"]["drafter"]["files"]) == files
     assert manifest["shapes"]["verify_width"] == 17
     assert str(manifest["tuned"]["threads"]) in manifest["tuned"]["milliseconds"]
     assert manifest["device"]["instruction_set"]
@@ -108,10 +109,18 @@ def test_bad_checkpoints_are_refused_in_one_line(arguments, capsys):
     assert "Traceback" not in err
 
 
-def test_arguments_that_do_not_fit_are_refused(arguments, capsys):
+def test_arguments_that_do_not_fit_are_refused(arguments, capsys, tiny_pair):
     status, err = run(arguments, capsys, **{"--speculative-ddtree-budget": 3})
     assert status == 2
     assert "tree budget 3 is below 7" in err
+    without = {
+        **arguments,
+        "--speculative-draft-model-path": tiny_pair.drafter,
+        "--model-path": tiny_pair.target,
+    }
+    status, err = run(without, capsys, **{"--speculative-ddtree-expansion": "transition"})
+    assert status == 2
+    assert f"the drafter {tiny_pair.drafter} has none" in err
     status, err = run({**arguments, "--out": "/nowhere/manifest.json"}, capsys)
     assert status == 1
     assert "/nowhere/manifest.json: cannot be written" in err

@@ -16,6 +16,7 @@ def test_kernels_give_the_same_rounds_as_their_references(lucky_pair):
     batch = [
         request("a", [1, 2, 3, 4, 5, 6, 7], max_new_tokens=8),
         request("b", [5], TreeLimits(7, 1, Expansion.CHAIN), max_new_tokens=4),
+        request("c", [9, 2], TreeLimits(10, 3, Expansion.TRANSITION), max_new_tokens=8),
     ]
     engine = build_engine(lucky_pair, limits=TreeLimits(12, 4))
     expected = generate(engine, *batch)

@@ -30,6 +30,7 @@ from toolkit.ddtree.kernels.keys import (
     merge_largest,
     pack_key,
 )
+from toolkit.ddtree.transition import RankedChildren, TransitionTable
 from toolkit.ddtree.tree import BatchLimits, DraftTrees
 from toolkit.ddtree.types import Expansion, TreeLimits
 
@@ -159,13 +160,26 @@ class TestTopk:
             topk.topk_logprobs(torch.zeros(1, 3, dtype=torch.float64), 1)
 
 
-def check_trees(logprobs: torch.Tensor, limits: list[TreeLimits], max_budget: int) -> DraftTrees:
-    """Kernel and reference agree bit for bit; gives the reference's trees."""
+def check_trees(
+    logprobs: torch.Tensor, limits: list[TreeLimits], max_budget: int, table_seed: int | None = None
+) -> DraftTrees:
+    """Kernel and reference agree bit for bit; gives the reference's trees.
+
+    With a seed, candidates are re-scored by a coarse random table, for requests of the policy `transition`.
+    """
     tokens = torch.arange(logprobs.numel()).view(logprobs.shape) * 7 % 1001
     roots = torch.arange(len(limits)) + 5000
-    expected = tree.build_trees(logprobs, tokens, roots, BatchLimits.of(limits), max_budget)
+    batch, on_device, children = BatchLimits.of(limits), BatchLimits.of(limits, DEVICE), None
+    if table_seed is not None:
+        generator = torch.Generator().manual_seed(table_seed)
+        left, right = torch.randint(-1, 2, (2, 5010, 2), generator=generator)
+        table = TransitionTable(left, right, torch.ones(logprobs.shape[1]))
+        children = table.rank_children(logprobs, tokens, roots, batch.topk_cap)
+    expected = tree.build_trees(logprobs, tokens, roots, batch, max_budget, children)
+    if children is not None:
+        children = RankedChildren(children.logprobs.to(DEVICE), children.ranks.to(DEVICE))
     trees, links = tree_builder.build_trees(
-        logprobs.to(DEVICE), tokens.to(DEVICE), roots.to(DEVICE), BatchLimits.of(limits, DEVICE), max_budget
+        logprobs.to(DEVICE), tokens.to(DEVICE), roots.to(DEVICE), on_device, max_budget, children
     )
     expected_links = tree_builder.tree_links(expected)
     for field in fields(DraftTrees)[:-1]:
@@ -184,8 +198,12 @@ def batches(draw):
     value = st.sampled_from([0.0, -0.25, -0.5, -1.0, -1.3, -inf])
     values = draw(st.lists(value, min_size=requests * slots * ranks, max_size=requests * slots * ranks))
     logprobs = torch.tensor(values).view(requests, slots, ranks).sort(-1, descending=True).values
-    limit = st.builds(TreeLimits, st.integers(0, max_budget), st.integers(1, 4), st.sampled_from(Expansion))
-    return logprobs, draw(st.lists(limit, min_size=requests, max_size=requests)), max_budget
+    table_seed = draw(st.one_of(st.none(), st.integers(0, 2**31)))
+    policies = [
+        policy for policy in Expansion if table_seed is not None or policy is not Expansion.TRANSITION
+    ]
+    limit = st.builds(TreeLimits, st.integers(0, max_budget), st.integers(1, 4), st.sampled_from(policies))
+    return logprobs, draw(st.lists(limit, min_size=requests, max_size=requests)), max_budget, table_seed
 
 
 class TestTrees:
@@ -206,6 +224,28 @@ class TestTrees:
         ]
         trees = check_trees(logprobs, limits, 13)
         assert trees.counts.tolist() == [13, 2, 3, 11]
+
+    def test_re_scored_requests_beside_others(self):
+        generator = torch.Generator().manual_seed(4)
+        logits = torch.randn(4, 4, 5, generator=generator) * 2
+        logprobs = torch.log_softmax(logits, -1).sort(-1, descending=True).values
+        limits = [
+            TreeLimits(14, 5, Expansion.TRANSITION),
+            TreeLimits(14, 5),
+            TreeLimits(9, 3, Expansion.TRANSITION),
+            TreeLimits(14, 1, Expansion.TRANSITION),
+        ]
+        trees = check_trees(logprobs, limits, 14, table_seed=0)
+        assert trees.counts.tolist() == [14, 14, 9, 4]
+        assert trees.ranks[3].tolist() == [-1, 0, 0, 0, 0, *[-1] * 10]
+
+    def test_every_child_of_one_parent(self):
+        """A budget that siblings alone spend, which the re-scoring puts in an order of its own."""
+        logprobs = torch.tensor([[[-1.0, -1.5, -2.0, -2.5, -3.0, -3.5], [-9.0] * 6]])
+        trees = check_trees(logprobs, [TreeLimits(6, 6, Expansion.TRANSITION)], 6, table_seed=1)
+        first = trees.ranks[0][trees.depths[0] == 1].tolist()
+        assert first != sorted(first)
+        assert trees.counts.tolist() == [6]
 
     def test_a_budget_of_siblings(self):
         logprobs = torch.tensor([[[-1.0, -1.5, -2.0, -2.5, -3.0, -3.5], [-9.0] * 6]])

@@ -1,14 +1,15 @@
 """The parts of the pair's training that can be wrong without a GPU noticing."""
 
-import itertools
 import math
 
 import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from toolkit.ddtree.policies import expand
+from toolkit.ddtree.types import TreeLimits
 from training import data
-from training.evaluate import best_first, distinct_bigram_ratio, replay
+from training.evaluate import distinct_bigram_ratio, replay
 from training.generate import continue_rows
 from training.modules import Dimensions, Drafter, Target, draft_blocks, rope_table
 from training.optimiser import Optimiser, orthogonalise
@@ -84,27 +85,16 @@ def test_blocks_drafted_together_equal_blocks_drafted_alone(target):
         torch.testing.assert_close(draft([anchor], anchor + 1)[0], together[index], rtol=1e-4, atol=1e-5)
 
 
-def test_best_first_takes_the_most_probable_prefixes():
-    generator = torch.Generator().manual_seed(0)
-    scores = torch.randn(3, 4, generator=generator).log_softmax(-1).sort(-1, descending=True).values.tolist()
-    every = sorted(
-        -sum(scores[depth][rank] for depth, rank in enumerate(path))
-        for size in (1, 2, 3)
-        for path in itertools.product(range(4), repeat=size)
-    )
-    for budget in (1, 5, 20, 84):
-        totals = [0.0]
-        for parent, depth, rank in best_first(scores, budget):
-            totals.append(totals[parent] + scores[depth - 1][rank])
-        assert sorted(-total for total in totals[1:]) == pytest.approx(every[:budget])
-
-
 def test_replay_counts_the_bonus_token():
     tokens = [[[5, 6], [7, 8]]] * 6
     scores = [[[math.log(0.6), math.log(0.4)]] * 2] * 6
     text = [1, 5, 7, 3, 6, 8, 3, 9, 9]
-    assert replay(text, tokens, scores, budget=2, cap=1) == (6, 4)  # 5 7 accepted, then misses
-    assert replay(text, tokens, scores, budget=6, cap=2) == (6, 2)
+
+    def replayed(budget, cap):
+        return replay(text, tokens, lambda anchor: expand(scores[anchor], TreeLimits(budget, cap)))
+
+    assert replayed(budget=2, cap=1) == (6, 4)  # 5 7 accepted, then misses
+    assert replayed(budget=6, cap=2) == (6, 2)
 
 
 def test_distinct_bigram_ratio():

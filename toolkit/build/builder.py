@@ -89,6 +89,7 @@ def _engine_build(
             command += ["--speculative-draft-model-path", _location(profile.model.drafter)]
         command += ["--device", profile.hardware.device, "--dtype", profile.engine.dtype]
         command += ["--speculative-ddtree-budget", str(profile.speculative.budget)]
+        command += ["--speculative-ddtree-expansion", profile.speculative.expansion]
         command += ["--cache-dir", str(layout.caches / "build"), "--out", str(out)]
         lines: list[str] = []
         with subprocess.Popen(

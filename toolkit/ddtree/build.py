@@ -25,7 +25,7 @@ import torch
 
 from toolkit.ddtree.engine import Engine
 from toolkit.ddtree.models.errors import CheckpointError
-from toolkit.ddtree.types import Algorithm, EngineConfig, Request, SamplingParams, TreeLimits
+from toolkit.ddtree.types import Algorithm, EngineConfig, Expansion, Request, SamplingParams, TreeLimits
 
 _PACKAGES = ("torch", "triton", "tokenizers", "safetensors", "numpy")
 _BUNDLED = Path(__file__).parent / "bundled"
@@ -110,6 +110,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--speculative-ddtree-budget", type=int, default=16, help="default: 16")
+    parser.add_argument(
+        "--speculative-ddtree-expansion", choices=[str(item) for item in Expansion], default="best_first"
+    )
     parser.add_argument("--max-running-requests", type=int, default=16, help="default: 16")
     parser.add_argument(
         "--cache-dir", type=Path, help="where hashes and tuned values are kept; none: nowhere"
@@ -188,7 +191,7 @@ def _load(args: argparse.Namespace, target: Path, drafter: Path | None) -> Engin
         model_path=target,
         draft_model_path=drafter,
         algorithm=Algorithm.NONE if drafter is None else Algorithm.DDTREE,
-        limits=TreeLimits(args.speculative_ddtree_budget, 8),
+        limits=TreeLimits(args.speculative_ddtree_budget, 8, Expansion(args.speculative_ddtree_expansion)),
         dtype=args.dtype,
         device=args.device,
         max_running_requests=args.max_running_requests,

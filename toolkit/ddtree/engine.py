@@ -150,7 +150,7 @@ class Engine:
             ValueError: the request cannot be served as asked; the message says why.
         """
         target = self.models.target.config
-        check_request(request, self.config, target.vocab_size, self.context_length)
+        check_request(request, self.config, target.vocab_size, self.context_length, self.models.has_table)
         if any(other.request.rid == request.rid for other in (*self._running, *self._waiting)):
             raise ValueError(f"request id {request.rid!r} is in use")
         sampling = request.sampling

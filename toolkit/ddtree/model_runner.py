@@ -13,8 +13,9 @@ from toolkit.ddtree.models.config import read_target_config
 from toolkit.ddtree.models.dflash import DFlashDrafter
 from toolkit.ddtree.models.layers import Rows, attention_mask
 from toolkit.ddtree.models.qwen3 import Qwen3Target
+from toolkit.ddtree.transition import RankedChildren
 from toolkit.ddtree.tree import BatchLimits, DraftTrees, grow_trees, topk_logprobs
-from toolkit.ddtree.types import Algorithm, EngineConfig, TreeLimits
+from toolkit.ddtree.types import Algorithm, EngineConfig, Expansion, TreeLimits
 from toolkit.ddtree.validation import check_config
 
 PREFILL_ROWS = 1024
@@ -66,10 +67,15 @@ class ModelRunner:
                 raise ValueError(f"algorithm {config.algorithm} needs a draft model")
             self.drafter = DFlashDrafter.load(config.draft_model_path, self.target, config.block_size)
             self.block_size = self.drafter.block_size
-        check_config(config, longest, self.block_size)
+        check_config(config, longest, self.block_size, self.has_table)
         self._block_offsets = torch.arange(self.block_size, device=self.device)
         self._kernels = _Kernels() if self.device.type == "cuda" else None
         self._start_empty()
+
+    @property
+    def has_table(self) -> bool:
+        """Whether the drafter has a transition table."""
+        return self.drafter is not None and self.drafter.transition is not None
 
     def twin(self) -> ModelRunner:
         """The same models with K/V of its own."""
@@ -157,11 +163,23 @@ class ModelRunner:
         budget = max(limit.budget for limit in limits)
         if self._kernels is None:
             logprobs, candidates = topk_logprobs(draft_logits, cap)
-            return grow_trees(logprobs, candidates, roots, limits, budget), candidates
+            children = self._rank_children(logprobs, candidates, roots, limits)
+            return grow_trees(logprobs, candidates, roots, limits, budget, children), candidates
         logprobs, candidates = self._kernels.topk_logprobs(draft_logits, cap)
+        children = self._rank_children(logprobs, candidates, roots, limits)
         batch = BatchLimits.of(limits, self.device)
-        trees, _ = self._kernels.build_trees(logprobs, candidates, roots, batch, budget)
+        trees, _ = self._kernels.build_trees(logprobs, candidates, roots, batch, budget, children)
         return trees, candidates
+
+    def _rank_children(
+        self, logprobs: Tensor, candidates: Tensor, roots: Tensor, limits: Sequence[TreeLimits]
+    ) -> RankedChildren | None:
+        """Candidates re-scored by the ones before them, if a request's policy asks for it."""
+        table = None if self.drafter is None else self.drafter.transition
+        if table is None or all(limit.expansion is not Expansion.TRANSITION for limit in limits):
+            return None
+        caps = torch.tensor([limit.topk_cap for limit in limits], device=self.device)
+        return table.rank_children(logprobs, candidates, roots, caps)
 
     def extend_context(self, captured: Tensor | None, rows: Rows, paths: Sequence[Sequence[int]]) -> None:
         """Give the drafter the hidden states of newly committed rows.

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from toolkit.ddtree.transition import TransitionTable
 from toolkit.ddtree.tree import BatchLimits, build_trees
 from toolkit.ddtree.types import TreeLimits
 from toolkit.ddtree.walk import walk
@@ -84,19 +85,25 @@ def load_trace(path: Path) -> Trace:
     return trace
 
 
-def replay(trace: Trace, limits: TreeLimits) -> Replay:
+def replay(trace: Trace, limits: TreeLimits, table: TransitionTable | None = None) -> Replay:
     """Count the rounds of greedy decoding along the trace.
 
     A round starts at anchor j while j < a - block_size, and the next one at j + matched + 1.
 
+    Args:
+        trace: the trace.
+        limits: limits of every tree.
+        table: for the policy `transition`, in the trace's tokens. What it gains is worth nothing if it was
+            made from text that holds rows of the trace.
+
     Raises:
-        ValueError: the trace is too short for one round, or the limits are out of range.
+        ValueError: the trace is too short for one round, or the limits are out of range or need a table.
     """
     anchors = trace.draft_tokens.shape[1]
     last = anchors - trace.block_size
     if last < 1:
         raise ValueError(f"{anchors} anchors are too few to replay blocks of {trace.block_size}")
-    matched = _match(trace, limits)
+    matched = _match(trace, limits, table)
     rounds = committed = 0
     for row in matched.tolist():
         anchor = 0
@@ -107,7 +114,7 @@ def replay(trace: Trace, limits: TreeLimits) -> Replay:
     return Replay(rounds, committed, matched)
 
 
-def _match(trace: Trace, limits: TreeLimits) -> Tensor:
+def _match(trace: Trace, limits: TreeLimits, table: TransitionTable | None) -> Tensor:
     """Draft tokens that the tree of each anchor matches, int64 [n, a]."""
     anchors, slots = trace.draft_tokens.shape[1:3]
     batch = BatchLimits.of([limits] * anchors)
@@ -117,7 +124,9 @@ def _match(trace: Trace, limits: TreeLimits) -> Tensor:
     for logprobs, tokens, ahead in zip(
         trace.draft_logprobs, trace.draft_tokens, foreseen[:, :anchors], strict=True
     ):
-        trees = build_trees(logprobs, tokens, ahead[:, 0], batch, limits.budget)
+        roots = ahead[:, 0]
+        children = None if table is None else table.rank_children(logprobs, tokens, roots, batch.topk_cap)
+        trees = build_trees(logprobs, tokens, roots, batch, limits.budget, children)
         matched.append(walk(trees, ahead.gather(1, trees.depths + 1)).accepted)
     return torch.stack(matched)
 

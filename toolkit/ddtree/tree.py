@@ -16,13 +16,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from toolkit.ddtree.policies import Node, expand
+from toolkit.ddtree.policies import Children, Node, expand
+from toolkit.ddtree.transition import RankedChildren
 from toolkit.ddtree.types import Expansion, TreeLimits
 
 EXPANSION_CODES: dict[Expansion, int] = {
     Expansion.CHAIN: 0,
     Expansion.BEST_FIRST: 1,
     Expansion.CHAIN_SEEDED: 2,
+    Expansion.TRANSITION: 3,
 }
 _EXPANSIONS = {code: expansion for expansion, code in EXPANSION_CODES.items()}
 _ORDERED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -66,7 +68,8 @@ class DraftTrees:
         parents: int64 [R, N+1], index of the parent.
         depths: int64 [R, N+1], distance from the root.
         ranks: int64 [R, N+1], rank of the node among its slot's candidates; -1 for root and padding.
-        scores: float32 [R, N+1], log-probability of the path; 0 for the root, -inf for padding.
+        scores: float32 [R, N+1], log-probability of the path, re-scored where the policy does so; 0 for the
+            root, -inf for padding.
         valid: bool [R, N+1], False for padding.
         counts: int64 [R], nodes without root and padding.
         max_depth: S, the deepest a node can be.
@@ -122,7 +125,12 @@ def _best_in_order(logits: Tensor, least: Tensor, tokens: Tensor) -> Tensor:
 
 
 def build_trees(
-    logprobs: Tensor, tokens: Tensor, root_tokens: Tensor, limits: BatchLimits, max_budget: int
+    logprobs: Tensor,
+    tokens: Tensor,
+    root_tokens: Tensor,
+    limits: BatchLimits,
+    max_budget: int,
+    children: RankedChildren | None = None,
 ) -> DraftTrees:
     """Build the draft tree of every request; the plain reference of the Triton kernel, and the CPU's builder.
 
@@ -132,28 +140,35 @@ def build_trees(
         root_tokens: int [R], the bonus tokens.
         limits: limits of each request.
         max_budget: N, which fixes the shapes.
+        children: the candidates re-scored under the same caps, for requests of the policy `transition`.
 
     Returns:
         The trees, on the device of `tokens`.
 
     Raises:
-        ValueError: a budget is above `max_budget`, or a limit is out of range (see `policies.expand`).
+        ValueError: a budget is above `max_budget`, or `policies.expand` refuses a request's limits.
     """
-    return grow_trees(logprobs, tokens, root_tokens, limits.rows(), max_budget)
+    return grow_trees(logprobs, tokens, root_tokens, limits.rows(), max_budget, children)
 
 
 def grow_trees(
-    logprobs: Tensor, tokens: Tensor, root_tokens: Tensor, limits: Sequence[TreeLimits], max_budget: int
+    logprobs: Tensor,
+    tokens: Tensor,
+    root_tokens: Tensor,
+    limits: Sequence[TreeLimits],
+    max_budget: int,
+    children: RankedChildren | None = None,
 ) -> DraftTrees:
     """`build_trees` with the limits of each request as one value."""
     columns: list[list[list[int]]] = [[], [], [], []]
     scores, counts = [], []
-    for logprob, candidate, root, limit in zip(
-        logprobs.tolist(), tokens.tolist(), root_tokens.tolist(), limits, strict=True
+    rescored = [None] * len(limits) if children is None else _children_rows(children)
+    for logprob, candidate, root, limit, ranked in zip(
+        logprobs.tolist(), tokens.tolist(), root_tokens.tolist(), limits, rescored, strict=True
     ):
         if limit.budget > max_budget:
             raise ValueError(f"tree budget {limit.budget} is above the batch's {max_budget}")
-        nodes = expand(logprob, limit)
+        nodes = expand(logprob, limit, ranked)
         padding = max_budget - len(nodes)
         for column, values in zip(columns, _tree_row(nodes, candidate, root, padding), strict=True):
             column.append(values)
@@ -162,6 +177,12 @@ def grow_trees(
     drafted, parents, depths, ranks = _tensor(columns, np.int64, tokens.device)
     score, count = _tensor(scores, np.float32, tokens.device), _tensor(counts, np.int64, tokens.device)
     return DraftTrees(drafted, parents, depths, ranks, score, score > -inf, count, max_depth=tokens.shape[1])
+
+
+def _children_rows(children: RankedChildren) -> list[Children | None]:
+    """What `policies.expand` takes of each request."""
+    rows = zip(children.logprobs.tolist(), children.ranks.tolist(), strict=True)
+    return [Children(*row) for row in rows]
 
 
 def _tensor(values: Sequence[Any], dtype: npt.DTypeLike, device: torch.device) -> Tensor:

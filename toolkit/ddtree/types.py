@@ -17,11 +17,15 @@ class Algorithm(StrEnum):
 
 
 class Expansion(StrEnum):
-    """Tree policy: which prefixes of the drafter's block become nodes."""
+    """Tree policy: which prefixes of the drafter's block become nodes.
+
+    `TRANSITION` scores each candidate by the token before it, and needs a table in the drafter's checkpoint.
+    """
 
     CHAIN = "chain"
     BEST_FIRST = "best_first"
     CHAIN_SEEDED = "chain_seeded"
+    TRANSITION = "transition"
 
 
 class FinishReason(StrEnum):

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 
-from toolkit.ddtree.types import Algorithm, EngineConfig, Request, SamplingParams, TreeLimits
+from toolkit.ddtree.types import Algorithm, EngineConfig, Expansion, Request, SamplingParams, TreeLimits
 
 _GREATEST = 1e6
 
 
-def check_config(config: EngineConfig, longest: int, block_size: int) -> None:
+def check_config(config: EngineConfig, longest: int, block_size: int, has_table: bool) -> None:
     """Check a configuration against the models.
 
     Args:
         config: the configuration.
         longest: the target's max_position_embeddings.
         block_size: slots of a draft block; 1 without a drafter.
+        has_table: whether the drafter has a transition table.
 
     Raises:
         ValueError: names the key, its value and what is allowed.
@@ -37,10 +38,20 @@ def check_config(config: EngineConfig, longest: int, block_size: int) -> None:
         )
     if config.limits.topk_cap < 1:
         raise ValueError(f"topk_cap {config.limits.topk_cap} is below 1")
+    _check_expansion(config.limits, config, has_table)
 
 
-def check_request(request: Request, config: EngineConfig, vocabulary: int, context_length: int) -> None:
+def check_request(
+    request: Request, config: EngineConfig, vocabulary: int, context_length: int, has_table: bool
+) -> None:
     """Check a request.
+
+    Args:
+        request: what is asked.
+        config: the engine's.
+        vocabulary: tokens of the target.
+        context_length: longest prompt + output.
+        has_table: whether the drafter has a transition table.
 
     Raises:
         ValueError: names what is wrong and what is allowed.
@@ -57,7 +68,7 @@ def check_request(request: Request, config: EngineConfig, vocabulary: int, conte
         )
     check_sampling(request.sampling, vocabulary)
     if request.limits is not None:
-        _check_limits(request.limits, config)
+        _check_limits(request.limits, config, has_table)
 
 
 def check_sampling(params: SamplingParams, vocabulary: int) -> None:
@@ -95,10 +106,20 @@ def check_sampling(params: SamplingParams, vocabulary: int) -> None:
         raise ValueError("stop holds an empty string")
 
 
-def _check_limits(limits: TreeLimits, config: EngineConfig) -> None:
+def _check_limits(limits: TreeLimits, config: EngineConfig, has_table: bool) -> None:
     if config.algorithm is not Algorithm.DDTREE:
         raise ValueError(f"tree limits need algorithm DDTREE; this engine decodes with {config.algorithm}")
     for key in ("budget", "topk_cap"):
         asked, ours = getattr(limits, key), getattr(config.limits, key)
         if not 1 <= asked <= ours:
             raise ValueError(f"{key} {asked} is outside 1..{ours}, the server's own limit")
+    _check_expansion(limits, config, has_table)
+
+
+def _check_expansion(limits: TreeLimits, config: EngineConfig, has_table: bool) -> None:
+    if limits.expansion is Expansion.TRANSITION and not has_table:
+        others = ", ".join(other for other in Expansion if other is not Expansion.TRANSITION)
+        raise ValueError(
+            f"expansion transition needs a transition table, and the drafter {config.draft_model_path} has "
+            f"none: its config.json lacks transition_config; use one of {others}"
+        )

@@ -224,8 +224,10 @@ class Speculative(_Section):
         16, ge=1, le=1024, description="tree nodes without the root; a verify step is budget + 1 rows wide"
     )
     topk_cap: int = Field(8, ge=1, le=1024, description="candidates that each drafted slot offers")
-    expansion: Literal["chain", "best_first", "chain_seeded"] = Field(
-        "best_first", description="which prefixes of the drafted block become nodes"
+    expansion: Literal["chain", "best_first", "chain_seeded", "transition"] = Field(
+        "best_first",
+        description="which prefixes of the drafted block become nodes; transition needs a drafter with a "
+        "transition table, as the bundled one has",
     )
     debug_metrics: bool = Field(False, description="write one JSON line a verify step to the debug file")
 

@@ -36,6 +36,8 @@ def test_tree_flags_reach_the_engine():
     ]
     engine = parse_args([*_TREE, *extra]).engine
     assert engine.limits == TreeLimits(33, 4, Expansion.CHAIN_SEEDED)
+    informed = parse_args([*_TREE, "--speculative-ddtree-expansion=transition"]).engine
+    assert informed.limits == TreeLimits(16, 8, Expansion.TRANSITION)
     assert engine.prefix_cache_tokens == 0
     assert engine.threads == 2
     assert engine.model_path.name == "target"

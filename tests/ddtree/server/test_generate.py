@@ -208,6 +208,30 @@ def test_metrics_count_each_token_request_and_step_once(server):
     )
 
 
+def test_a_policy_that_needs_a_table_is_refused_where_there_is_none(server):
+    custom = {"ddtree": {"expansion": "transition"}}
+    body = {"input_ids": [1], "sampling_params": {"custom_params": custom}}
+    response = server.client.post("/generate", json=body)
+    assert response.status_code == 400
+    assert "config.json lacks transition_config" in response.text
+
+
+def test_a_server_with_a_table_decodes_with_it(start_server):
+    bundled = ["--model-path", "bundled", "--speculative-draft-model-path", "bundled", "--cpu-threads", "1"]
+    tree = ["--speculative-algorithm", "DDTREE", "--speculative-ddtree-expansion", "transition"]
+    with start_server(*bundled, *tree, "--speculative-ddtree-budget", "12") as running:
+        assert running.client.get("/server_info").json()["speculative_ddtree_expansion"] == "transition"
+        prompt = "class Point:\n    def __init__(self, x, y):\n"
+        steps = {}
+        for policy in ("transition", "best_first", "chain"):
+            limits = {"ddtree": {"expansion": policy}}
+            sampling = {"max_new_tokens": 64, "custom_params": limits}
+            answer = running.generate(prompt, sampling_params=sampling)
+            steps[policy] = answer["meta_info"]["spec_verify_ct"], answer["text"]
+        assert len({text for _, text in steps.values()}) == 1
+        assert steps["transition"][0] < steps["chain"][0]
+
+
 def test_the_debug_file_has_one_line_a_verify_step(server):
     lines = len(server.debug_file.read_text().splitlines())
     info = server.generate("debug", sampling_params={"max_new_tokens": 20})["meta_info"]

@@ -3,8 +3,13 @@
 Level by level: the N best prefixes of depth d have their parents among the N best of depth d - 1. With
 parents in order and candidates in order, prefix (parent i, rank j) has (i + 1)(j + 1) - 1 others before it,
 so only pairs with (i + 1)(j + 1) <= N can be among the N best. Each level sorts these few pairs, and its N
-best are merged into the tree's. The plain reference is `toolkit.ddtree.tree.build_trees`, with `tree_links`
-below; from the same candidates both give the same bits.
+best are merged into the tree's.
+
+The policy `transition` orders the children of every parent anew. Then prefix (parent i, place j) is certain
+to have before it only the i + 1 best parents and j siblings: pairs with i + j < N are sorted.
+
+The plain reference is `toolkit.ddtree.tree.build_trees`, with `tree_links` below; from the same candidates
+both give the same bits.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ from toolkit.ddtree.kernels.keys import (
     pack_key,
     warps_for,
 )
+from toolkit.ddtree.transition import RankedChildren
 from toolkit.ddtree.tree import EXPANSION_CODES, BatchLimits, DraftTrees, ancestor_mask
 from toolkit.ddtree.types import Expansion
 
@@ -69,7 +75,12 @@ def tree_links(trees: DraftTrees) -> TreeLinks:
 
 
 def build_trees(
-    logprobs: Tensor, tokens: Tensor, root_tokens: Tensor, limits: BatchLimits, max_budget: int
+    logprobs: Tensor,
+    tokens: Tensor,
+    root_tokens: Tensor,
+    limits: BatchLimits,
+    max_budget: int,
+    children: RankedChildren | None = None,
 ) -> tuple[DraftTrees, TreeLinks]:
     """Build the draft tree of every request, and its links. Budgets, caps and policies may differ by request.
 
@@ -82,6 +93,8 @@ def build_trees(
         root_tokens: int64 [R], contiguous, the bonus tokens.
         limits: limits of each request, on the same device.
         max_budget: N, which fixes the shapes.
+        children: the candidates re-scored under the same caps. A request of the policy `transition` needs
+            them; without them, which only the host could notice, it gets best-first search.
 
     Returns:
         Trees and links.
@@ -91,7 +104,9 @@ def build_trees(
     """
     requests, slots, ranks = logprobs.shape
     device = logprobs.device
-    pairs, run = _pairs(max_budget, ranks, device)
+    pairs, run = (
+        _pairs(max_budget, ranks, device) if children is None else _all_pairs(max_budget, ranks, device)
+    )
     n_pad, p_pad = _pad(max_budget), pairs.shape[0]
     if p_pad > largest_sort(device):
         raise ValueError(
@@ -107,13 +122,16 @@ def build_trees(
     counts = torch.empty(requests, dtype=torch.int64, device=device)
     level_scores = torch.empty((requests, slots + 1, n_pad), dtype=torch.float32, device=device)
     level_pairs = torch.empty((requests, slots, n_pad), dtype=torch.int32, device=device)
-    level_nodes = torch.empty_like(level_pairs)
+    level_nodes, level_ranks = torch.empty_like(level_pairs), torch.empty_like(level_pairs)
+    child_scores, child_order = (
+        (logprobs, tokens) if children is None else _by_parent(logprobs, limits, children)
+    )
     _grow_kernel[(requests,)](
-        logprobs, tokens, root_tokens, limits.budget, limits.topk_cap, limits.expansion,
-        pairs, level_scores, level_pairs, level_nodes,
+        child_scores, child_order, tokens, root_tokens, limits.budget, limits.topk_cap, limits.expansion,
+        pairs, level_scores, level_pairs, level_nodes, level_ranks,
         drafted, parents, depths, child_ranks, scores, valid, counts,
         slots, ranks, max_budget,
-        N_PAD=n_pad, P_PAD=p_pad, RUN=run, num_warps=warps_for(p_pad),
+        N_PAD=n_pad, P_PAD=p_pad, RUN=run, BY_PARENT=children is not None, num_warps=warps_for(p_pad),
     )  # fmt: skip
     trees = DraftTrees(drafted, parents, depths, child_ranks, scores, valid, counts, slots)
     return trees, _link(trees)
@@ -121,16 +139,19 @@ def build_trees(
 
 @triton.jit
 def _grow_kernel(
-    p_logprob, p_candidate, p_root, p_budget, p_cap, p_expansion,
-    p_pair, p_level_score, p_level_pair, p_level_node,
+    p_logprob, p_order, p_candidate, p_root, p_budget, p_cap, p_expansion,
+    p_pair, p_level_score, p_level_pair, p_level_node, p_level_rank,
     p_token, p_parent, p_depth, p_rank, p_score, p_valid, p_count,
     slots, ranks, max_budget,
-    N_PAD: tl.constexpr, P_PAD: tl.constexpr, RUN: tl.constexpr,
+    N_PAD: tl.constexpr, P_PAD: tl.constexpr, RUN: tl.constexpr, BY_PARENT: tl.constexpr,
 ):  # fmt: skip
     """One tree: score(parent, rank) = score(parent) + logprob(depth, rank), best N by depth, best N of all.
 
     Scratch of a request: level_score [S+1, N_PAD] (row 0 is the root's level), level_pair [S, N_PAD], and
     level_node [S, N_PAD], the tree index of the prefix at that place of its level.
+
+    BY_PARENT: logprob and order are [S, K, K], the children of each rank in falling order, and the drafter's
+    rank of each. A pair is then of a parent's place and a child's place; level_rank [S, N_PAD] has its rank.
     """
     i_request = tl.program_id(0).to(tl.int64)
     expansion = tl.load(p_expansion + i_request)
@@ -139,7 +160,10 @@ def _grow_kernel(
     p_level_score += i_request * (slots + 1) * N_PAD
     p_level_pair += i_request * slots * N_PAD
     p_level_node += i_request * slots * N_PAD
-    p_logprob += i_request * slots * ranks
+    p_level_rank += i_request * slots * N_PAD
+    stride = slots * ranks * ranks if BY_PARENT else slots * ranks
+    p_logprob += i_request * stride
+    p_order += i_request * stride
     p_candidate += i_request * slots * ranks
 
     o_place = tl.arange(0, N_PAD)
@@ -154,13 +178,25 @@ def _grow_kernel(
     for i_level in range(slots):
         tl.debug_barrier()
         b_parent_score = tl.load(p_level_score + i_level * N_PAD + b_place)
-        b_logprob = tl.load(p_logprob + i_level * ranks + b_rank)
+        o_child = i_level * ranks + b_rank
+        if BY_PARENT:
+            p_above = p_level_rank + (i_level - 1) * N_PAD
+            b_above = tl.load(p_above + b_place, mask=is_pair & (i_level > 0), other=0)
+            o_child = (i_level * ranks + b_above) * ranks + b_rank
+        b_logprob = tl.load(p_logprob + o_child)
         b_score = b_parent_score + b_logprob
         b_score = tl.where(is_pair & (b_score > float("-inf")), b_score, float("-inf"))
         b_level = largest_keys(pack_key(b_score, b_pair), N_PAD, RISING=True, SORTED=RUN)
         b_score = key_value(b_level)
         tl.store(p_level_score + (i_level + 1) * N_PAD + o_rising, b_score)
-        tl.store(p_level_pair + i_level * N_PAD + o_rising, key_tie(b_level).to(tl.int32))
+        b_chosen = key_tie(b_level).to(tl.int32)
+        tl.store(p_level_pair + i_level * N_PAD + o_rising, b_chosen)
+        if BY_PARENT:
+            is_prefix = b_score > float("-inf")
+            b_above = tl.load(p_above + b_chosen // ranks, mask=is_prefix & (i_level > 0), other=0)
+            o_child = (i_level * ranks + b_above) * ranks + b_chosen % ranks
+            b_child = tl.load(p_order + o_child, mask=is_prefix, other=0).to(tl.int32)
+            tl.store(p_level_rank + i_level * N_PAD + o_rising, b_child)
 
         o_prefix = i_level * N_PAD + o_rising
         b_key = pack_key(b_score, o_prefix)
@@ -177,7 +213,7 @@ def _grow_kernel(
     is_node = (o_place < budget) & (key_value(b_tree) != float("-inf"))
     tl.store(p_level_node + o_prefix, o_node, mask=is_node)
     b_place = b_pair // ranks
-    b_rank = b_pair % ranks
+    b_rank = tl.load(p_level_rank + o_prefix) if BY_PARENT else b_pair % ranks
     tl.debug_barrier()
     has_parent = is_node & (i_level > 0)
     b_parent = tl.load(p_level_node + (i_level - 1) * N_PAD + b_place, mask=has_parent, other=0)
@@ -283,6 +319,25 @@ def _pairs(budget: int, ranks: int, device: torch.device) -> tuple[Tensor, int]:
             table += pairs if len(table) // run % 2 == 0 else pairs[::-1]
     table += [_NO_PAIR.value] * (size - len(table))
     return torch.tensor(table, dtype=torch.int32, device=device), run
+
+
+@lru_cache(maxsize=64)
+def _all_pairs(budget: int, ranks: int, device: torch.device) -> tuple[Tensor, int]:
+    """`_pairs` where each parent has an order of children of its own."""
+    table = [place * ranks + child for place in range(budget) for child in range(min(ranks, budget - place))]
+    size = max(_pad(budget), triton.next_power_of_2(len(table)))
+    table += [_NO_PAIR.value] * (size - len(table))
+    return torch.tensor(table, dtype=torch.int32, device=device), 1
+
+
+def _by_parent(logprobs: Tensor, limits: BatchLimits, children: RankedChildren) -> tuple[Tensor, Tensor]:
+    """Children of every rank and the drafter's rank of each, [R, S, K, K]: re-scored, or by marginals."""
+    rescored = (limits.expansion == EXPANSION_CODES[Expansion.TRANSITION]).view(-1, 1, 1, 1)
+    by_rank = torch.arange(logprobs.shape[2], device=logprobs.device)
+    return (
+        torch.where(rescored, children.logprobs, logprobs.unsqueeze(2)),
+        torch.where(rescored, children.ranks, by_rank),
+    )
 
 
 def _first(flags: Tensor) -> Tensor:

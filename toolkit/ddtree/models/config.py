@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,19 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TransitionConfig:
+    """A drafter's transition table, `transition_config` in its config.
+
+    Attributes:
+        rank: length of its factors.
+        strengths: how much it counts in each drafted slot.
+    """
+
+    rank: int
+    strengths: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DrafterConfig:
     """A DFlash drafter's config (z-lab's public layout).
 
@@ -72,6 +86,7 @@ class DrafterConfig:
         mask_token_id: the token that fills the slots to draft.
         target_layer_ids: target layers whose outputs condition the drafter, counted from 0.
         num_target_layers: layers of the target it was trained for, or None where the file does not say.
+        transition: its transition table, or None if it has none.
     """
 
     model: ModelConfig
@@ -79,6 +94,7 @@ class DrafterConfig:
     mask_token_id: int
     target_layer_ids: tuple[int, ...]
     num_target_layers: int | None
+    transition: TransitionConfig | None = None
 
 
 class _Keys:
@@ -155,7 +171,7 @@ def read_drafter_config(directory: Path) -> DrafterConfig:
 
     Raises:
         CheckpointError: as `read_target_config`; also a block of fewer than two slots, a mask token outside
-            the vocabulary, or no target layers.
+            the vocabulary, no target layers, or a transition table that does not fit the block.
     """
     keys = _open(directory, DRAFTER_ARCHITECTURES)
     model = _model(keys, frozenset())
@@ -174,7 +190,21 @@ def read_drafter_config(directory: Path) -> DrafterConfig:
     ):
         raise inner.fail("target_layer_ids", f"{layers!r} is not a list of layer numbers")
     count = keys.integer("num_target_layers") if "num_target_layers" in keys.values else None
-    return DrafterConfig(model, block_size, mask, tuple(layers), count)
+    return DrafterConfig(model, block_size, mask, tuple(layers), count, _transition(keys, block_size))
+
+
+def _transition(keys: _Keys, block_size: int) -> TransitionConfig | None:
+    table = keys.section("transition_config")
+    if table is None:
+        return None
+    strengths = table.values.get("strengths")
+    if (
+        not isinstance(strengths, list)
+        or len(strengths) != block_size - 1
+        or not all(isinstance(x, int | float) and not isinstance(x, bool) and isfinite(x) for x in strengths)
+    ):
+        raise table.fail("strengths", f"{strengths!r} is not a list of {block_size - 1} numbers, one a slot")
+    return TransitionConfig(table.integer("rank"), tuple(map(float, strengths)))
 
 
 def _open(directory: Path, architectures: tuple[str, ...]) -> _Keys:

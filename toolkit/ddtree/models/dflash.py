@@ -19,8 +19,9 @@ from toolkit.ddtree.models.context import ContextProjection
 from toolkit.ddtree.models.heads import Norm, scaled
 from toolkit.ddtree.models.layers import DecoderStack, Rows
 from toolkit.ddtree.models.linear import Linear
-from toolkit.ddtree.models.loading import check_pair, load_drafter_weights
+from toolkit.ddtree.models.loading import check_pair, load_drafter_weights, load_transition
 from toolkit.ddtree.models.qwen3 import Qwen3Target, new_cache
+from toolkit.ddtree.transition import TransitionTable
 
 
 class DFlashDrafter:
@@ -31,6 +32,7 @@ class DFlashDrafter:
         weights: its tensors under their names in the checkpoint.
         target: the target.
         block_size: slots of a block, at most the config's; None takes that.
+        transition: its transition table, if it has one.
 
     Raises:
         ValueError: the block is longer than the drafter was made for, or has no slot to draft.
@@ -42,8 +44,10 @@ class DFlashDrafter:
         weights: Mapping[str, Tensor],
         target: Qwen3Target,
         block_size: int | None,
+        transition: TransitionTable | None = None,
     ) -> None:
         self.config = config
+        self.transition = transition
         self.block_size = config.block_size if block_size is None else block_size
         if not 2 <= self.block_size <= config.block_size:
             raise ValueError(f"block size {block_size} is outside 2..{config.block_size}, the drafter's own")
@@ -65,8 +69,9 @@ class DFlashDrafter:
         """
         config = read_drafter_config(directory)
         check_pair(target.config, config, directory)
-        weights = load_drafter_weights(directory, config, target.embedding.dtype, target.embedding.device)
-        return cls(config, weights, target, block_size)
+        device = target.embedding.device
+        weights = load_drafter_weights(directory, config, target.embedding.dtype, device)
+        return cls(config, weights, target, block_size, load_transition(directory, config, device))
 
     def new_cache(self) -> SlotCache:
         """An empty cache for the context's K/V."""

@@ -8,12 +8,15 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
 from toolkit.ddtree.models.config import CONFIG_NAME, DrafterConfig, ModelConfig, read_json
 from toolkit.ddtree.models.errors import CheckpointError
+from toolkit.ddtree.transition import TransitionTable
 
 WEIGHTS_NAME = "model.safetensors"
+TRANSITION_NAME = "transition.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -78,6 +81,46 @@ def load_drafter_weights(
         CheckpointError: see `load_tensors`.
     """
     return load_tensors(directory, drafter_shapes(config), {}, dtype, device)
+
+
+def load_transition(directory: Path, config: DrafterConfig, device: torch.device) -> TransitionTable | None:
+    """Load a drafter's transition table; None if its config names none.
+
+    Raises:
+        CheckpointError: the file is missing, truncated or corrupt, or a tensor is missing, unexpected, or of
+            another shape or dtype.
+    """
+    table = config.transition
+    if table is None:
+        return None
+    path, vocabulary = directory / TRANSITION_NAME, config.model.vocab_size
+    if not path.is_file():
+        raise CheckpointError(path, f"no such file, though transition_config of {CONFIG_NAME} calls for it")
+    expected = {
+        "left": ((vocabulary, table.rank), torch.int8),
+        "left_scale": ((vocabulary,), torch.float16),
+        "right": ((vocabulary, table.rank), torch.int8),
+        "right_scale": ((vocabulary,), torch.float16),
+    }
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(path, f"truncated or corrupt: {error}") from None
+    found = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+    for name in sorted(expected.keys() | found.keys()):
+        if found.get(name) != expected.get(name):
+            raise CheckpointError(
+                path, f"{name}: {_described(found.get(name))}; expected is {_described(expected.get(name))}"
+            )
+    for name in ("left_scale", "right_scale"):
+        if not bool(torch.isfinite(tensors[name]).all()):
+            raise CheckpointError(path, f"{name}: holds NaN or infinity")
+    strengths = torch.tensor(table.strengths, device=device)
+    return TransitionTable.quantised({name: part.to(device) for name, part in tensors.items()}, strengths)
+
+
+def _described(tensor: tuple[tuple[int, ...], torch.dtype] | None) -> str:
+    return "no such tensor" if tensor is None else f"{tensor[1]} {list(tensor[0])}"
 
 
 def check_pair(target: ModelConfig, drafter: DrafterConfig, directory: Path) -> None:

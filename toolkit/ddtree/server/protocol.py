@@ -34,7 +34,7 @@ class TreeOptions(_Strict):
 
     budget: Annotated[int, Field(ge=1)] | None = None
     topk_cap: Annotated[int, Field(ge=1)] | None = None
-    expansion: Literal["chain", "best_first", "chain_seeded"] | None = None
+    expansion: Literal["chain", "best_first", "chain_seeded", "transition"] | None = None
 
 
 class CustomParams(_Strict):

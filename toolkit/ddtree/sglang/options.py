@@ -23,6 +23,9 @@ _MOST = 1024
 _DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(EngineConfig)}
 _DEFAULT: TreeLimits = _DEFAULTS["limits"]
 
+# The plugin reads no transition table.
+_EXPANSIONS = [item for item in Expansion if item is not Expansion.TRANSITION]
+
 
 class OptionError(ValueError):
     """An option or a request's limit that DDTREE refuses; the message is one line."""
@@ -120,10 +123,9 @@ def _integer(value: Any, name: str, most: int) -> int:
 
 
 def _expansion(value: Any, name: str) -> Expansion:
-    try:
-        return Expansion(value)
-    except ValueError:
-        raise OptionError(f"{name} is {value!r:.40}; choose from {', '.join(Expansion)}") from None
+    if value not in _EXPANSIONS:
+        raise OptionError(f"{name} is {value!r:.40}; choose from {', '.join(_EXPANSIONS)}")
+    return Expansion(value)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -138,7 +140,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help=f"candidates that a draft slot offers (default: {_DEFAULT.topk_cap})",
     )  # fmt: skip
     group.add_argument(
-        "--speculative-ddtree-expansion", choices=[str(item) for item in Expansion],
+        "--speculative-ddtree-expansion", choices=[str(item) for item in _EXPANSIONS],
         help=f"tree policy (default: {_DEFAULT.expansion})",
     )  # fmt: skip
 

@@ -59,6 +59,13 @@ def _tree(profile: Profile) -> Iterator[Finding]:
             "speculative.topk_cap",
             "speculative.expansion",
         )
+    if spec.expansion == "transition" and profile.engine.kind != "embedded":
+        yield error(
+            "only the embedded engine reads a drafter's transition table",
+            "speculative.expansion",
+            "engine.kind",
+            hint="best_first",
+        )
     if spec.topk_cap > spec.budget:
         yield doubt(
             f"{spec.topk_cap} candidates a slot are more than the {spec.budget} nodes of the tree",
