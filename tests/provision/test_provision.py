@@ -9,8 +9,9 @@ import pytest
 from toolkit.errors import ToolkitError
 from toolkit.layout import Layout
 from toolkit.profile.schema import Profile
+from toolkit.provision.lacks import missing
 from toolkit.provision.playbook import TaskResult, run_local
-from toolkit.provision.requirements import Requirements, missing, requirements
+from toolkit.provision.requirements import Requirements, requirements
 
 
 def needs(root: Path) -> Requirements:

@@ -116,7 +116,7 @@ def plan(
     show_plan(prepared.plan.to_json(), HERE, say if as_json else answer)
     if as_json:
         emit(prepared.plan.to_json())
-    if exit_code and not prepared.plan.empty:
+    if exit_code and (prepared.plan.by_hand or not prepared.plan.empty):
         raise typer.Exit(EXIT_DIFFERENT)
 
 

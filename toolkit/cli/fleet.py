@@ -111,7 +111,7 @@ def deploy(
 
 
 def plan(name: str, overlays: Sequence[Path], sets: Sequence[str], where: Where, *, as_json: bool) -> bool:
-    """Show what a deploy would do on each host; whether there is something to do."""
+    """Show what a deploy would do on each host; whether there is something to do, by it or by hand."""
     found = _begin_listing(where)
     from toolkit.fleet.connections import Connections
     from toolkit.fleet.deploy import desired, plan_everywhere
@@ -129,7 +129,7 @@ def plan(name: str, overlays: Sequence[Path], sets: Sequence[str], where: Where,
         emit(to_json(plans))
     if code := worst(plans):
         raise typer.Exit(code)
-    return any(not item.value["plan"]["empty"] for item in plans)
+    return any(not item.value["plan"]["empty"] or item.value["plan"]["by_hand"] for item in plans)
 
 
 def swap(name: str | None, sets: Sequence[str], where: Where, manner: Manner, **options: Any) -> None:

@@ -21,7 +21,11 @@ def show_plan(plan: Mapping[str, Any], where: str, tell: Callable[[str], None]) 
         tell: prints a line: on standard output where the plan is what was asked for.
     """
     if plan["empty"]:
-        tell(f"{plan['service']} on {where}: nothing to do, the profile is deployed and the service runs")
+        deployed = "the profile is deployed and the service runs"
+        if plan["by_hand"]:
+            tell(f"{plan['service']} on {where}: {deployed}, but the host has drifted")
+        else:
+            tell(f"{plan['service']} on {where}: nothing to do, {deployed}")
         _notes(plan, tell)
         return
     tell(f"plan for {plan['service']} on {where}:")
@@ -37,6 +41,8 @@ def show_plan(plan: Mapping[str, Any], where: str, tell: Callable[[str], None]) 
 def _notes(plan: Mapping[str, Any], tell: Callable[[str], None]) -> None:
     for note in plan["notes"]:
         tell(f"  note: {note}")
+    for drift in plan["by_hand"]:
+        tell(f"  {'by hand':<12} {drift}")
 
 
 def confirm_undone(undone: Mapping[str, Sequence[str]], *, yes: bool) -> None:

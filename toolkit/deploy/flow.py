@@ -16,7 +16,7 @@ from toolkit.deploy.judging import Judging, acceptance_of, comparison_of, releas
 from toolkit.deploy.libraries import environment_of, install, lacking
 from toolkit.deploy.locate import Deployed, current_release, remember
 from toolkit.deploy.prepare import Prepared
-from toolkit.deploy.reuse import built_already, fits
+from toolkit.deploy.reuse import built_already, discard_changed, fits
 from toolkit.errors import ConfigError, ToolkitError
 from toolkit.layout import Layout
 from toolkit.plan.steps import shown
@@ -24,8 +24,9 @@ from toolkit.profile.changes import Change
 from toolkit.profile.loading import change_profile, differences, profile_from_data
 from toolkit.profile.schema import Profile
 from toolkit.profile.secrets import require_secrets
+from toolkit.provision.lacks import missing
 from toolkit.provision.playbook import run_local
-from toolkit.provision.requirements import Requirements, missing, requirements
+from toolkit.provision.requirements import Requirements, requirements
 from toolkit.release import history
 from toolkit.release.control import run_request
 from toolkit.release.controller import Session, hold
@@ -74,7 +75,7 @@ def deploy(
         built: what `build_ahead` gave; None builds here.
 
     Returns:
-        The transaction's outcome; None when provisioning was all there was to do.
+        The transaction's outcome; None when provisioning and repairs were all there was to do.
 
     Raises:
         ConfigError: a secret cannot be read.
@@ -89,15 +90,19 @@ def deploy(
     remember(prepared.service)
     if plan.has("provision"):
         provision(prepared.profile, prepared.service, watcher)
-    if not (plan.has("release") or plan.has("start")):
+    if not (plan.has("repair") or plan.has("release") or plan.has("restart") or plan.has("start")):
         return None
     command = f"deploy profile {prepared.profile.name}"
     with hold(
         prepared.service.layout, prepared.service.name, command, wait=lock_wait, on_event=watcher.event
     ) as session:
         _refuse_if_moved(session.host, prepared.current)
+        _repair(prepared, watcher)
         if not plan.has("release"):
-            request = Request(kind="start", who=whoami(), command=command, release=prepared.current_id)
+            if not (plan.has("restart") or plan.has("start")):
+                return None
+            kind: Kind = "restart" if plan.has("restart") else "start"
+            request = Request(kind=kind, who=whoami(), command=command, release=prepared.current_id)
             return run_request(session, request, watcher.event)
         change = _Change(
             "deploy",
@@ -110,6 +115,22 @@ def deploy(
             built,
         )
         return _release(session, change, prepared.current, watcher, judging, given)
+
+
+def _repair(prepared: Prepared, watcher: Watcher) -> None:
+    """Set right what can be set right while the server runs.
+
+    Raises:
+        ToolkitError: something cannot be; names it.
+    """
+    for drift in prepared.drifts:
+        if drift.repair is None:
+            continue
+        watcher.step("repair", str(drift))
+        try:
+            drift.repair()
+        except (OSError, KeyError) as error:
+            raise ToolkitError(f"{drift.subject}: cannot be set right: {error}", hint=drift.fix) from error
 
 
 def build_ahead(prepared: Prepared, watcher: Watcher) -> dict[str, Any] | None:
@@ -135,6 +156,7 @@ def _build(
         install(profile, layout, watcher.line)
         environment = environment_of(profile, layout)
     watcher.step("build", "environment, checkpoint hashes, tuned values; what is there already is used")
+    discard_changed(environment, layout)
     manifest = built_already(profile, environment, base)
     if manifest is not None:
         watcher.line("nothing that it depends on has changed: the build of the release before is used")

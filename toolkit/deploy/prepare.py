@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,12 +11,15 @@ from toolkit.build.builder import checkpoint_marks
 from toolkit.build.environment import Environment, damage
 from toolkit.deploy.libraries import environment_of, lacking
 from toolkit.deploy.locate import Deployed, layout_of
+from toolkit.drift.find import find
+from toolkit.drift.finding import Drift
 from toolkit.errors import ConfigError, ToolkitError
 from toolkit.plan.steps import CurrentRelease, Desired, Observed, Plan, make_plan
 from toolkit.profile.loading import ResolvedProfile, profile_from_data
 from toolkit.profile.schema import Profile, SecretRef
 from toolkit.profile.secrets import SECRETS, resolve_secret
-from toolkit.provision.requirements import Requirements, missing, requirements
+from toolkit.provision.lacks import missing
+from toolkit.provision.requirements import Requirements, requirements
 from toolkit.release import history
 from toolkit.release.host import ServiceHost
 from toolkit.release.store import Release
@@ -40,6 +43,7 @@ class Prepared:
         current: the current release, None before the first deploy.
         plan: what is to be done.
         sources: the files that the profile was read from, kept with the release.
+        drifts: how the host differs from what was deployed.
     """
 
     resolved: ResolvedProfile
@@ -50,6 +54,7 @@ class Prepared:
     current: Release | None
     plan: Plan
     sources: dict[str, bytes]
+    drifts: Sequence[Drift] = ()
 
     @property
     def profile(self) -> Profile:
@@ -92,7 +97,7 @@ def prepare(
     plan = make_plan(service.name, desired, observed)
     if sources is None:
         sources = {source.path.name: source.path.read_bytes() for source in resolved.sources}
-    return Prepared(resolved, service, host, needed, environment, current, plan, sources)
+    return Prepared(resolved, service, host, needed, environment, current, plan, sources, observed.drifts)
 
 
 def _renewed(profile: Profile, current: Release | None, given: Mapping[str, str] | None) -> list[str]:
@@ -125,6 +130,8 @@ def _observe(profile: Profile, host: ServiceHost, needed: Requirements, current:
     if not status.active:
         held = ports.busy(profile.service.bind, profile.service.port) or None
     release, wrong = _read_release(current)
+    changing = unsettled(host)
+    settled = release is not None and wrong is None and changing is None
     return Observed(
         damage=wrong,
         missing=missing(needed),
@@ -132,8 +139,9 @@ def _observe(profile: Profile, host: ServiceHost, needed: Requirements, current:
         state=status.state,
         foreign_port=held,
         load_seconds=last_load_seconds(host),
-        unsettled=unsettled(host),
+        unsettled=changing,
         libraries=lacking(profile, host.layout),
+        drifts=find(Deployed(host.name, host.layout), None) if settled else (),
     )
 
 

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.build.builder import checkpoint_marks
-from toolkit.build.environment import Environment, damage
+from toolkit.build.environment import MARKER, Environment, damage
 from toolkit.errors import ToolkitError
+from toolkit.layout import Layout
 from toolkit.profile.schema import Profile
 from toolkit.release.store import Release, content_digest
+from toolkit.remote.bootstrap import tree_digest
 
 # What the engine's build is told. The tree's width is left out: no kernel of a CPU is compiled for it.
 _KEYS = (
@@ -53,6 +55,13 @@ def built_already(profile: Profile, environment: Environment, base: Release | No
         return {**manifest, "engine": {**engine, "shapes": shapes}}
     except (ToolkitError, KeyError, TypeError):
         return None  # a damaged release is no base for anything
+
+
+def discard_changed(environment: Environment, layout: Layout) -> None:
+    """Let an environment whose code hands have changed count as absent, so that the build makes it anew."""
+    folder = layout.environments / environment.digest
+    if damage(folder) is None and tree_digest(folder / "toolkit") != environment.source:
+        (folder / MARKER).unlink()
 
 
 def fits(manifest: dict[str, Any], environment: Environment) -> bool:

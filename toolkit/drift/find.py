@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from toolkit.deploy.locate import Deployed, current_release
@@ -12,7 +13,8 @@ from toolkit.errors import ToolkitError
 from toolkit.plan.steps import shown
 from toolkit.profile.loading import differences, profile_from_data
 from toolkit.profile.schema import Profile
-from toolkit.provision.requirements import missing, requirements
+from toolkit.provision.lacks import lacks
+from toolkit.provision.requirements import requirements
 from toolkit.release.host import ServiceHost
 from toolkit.release.store import Release
 from toolkit.release.view import unsettled
@@ -33,20 +35,26 @@ def find(service: Deployed, wanted: Mapping[str, Any] | None) -> list[Drift]:
     again = f"ddtoolkit deploy profile {service.name}"
     if (change := unsettled(host)) is not None:
         # Whatever else differs now is that change's business.
-        return [Drift("process", service.name, change, f"ddtoolkit status {service.name}")]
+        fix = f"ddtoolkit status {service.name}"
+        return [Drift("process", service.name, change, fix, "no change under way", change)]
     try:
         profile, unit = profile_from_data(current.profile), current.unit
     except ToolkitError as error:
-        return [Drift("files", str(current.path), error.message, error.hint or again)]
+        fix, seen = error.hint or again, error.message
+        return [Drift("files", str(current.path), seen, fix, "a whole release", seen, "planned")]
     found = list(_config(current, wanted, again))
     found += _host(profile, service, again)
     found += files.drifts(host, current, profile, again)
+    masked = unit.manager == "systemd" and units.masked(host)
     if unit.manager == "systemd":
-        found += units.drifts(host)
+        found += units.drifts(host, masked=masked)
     status = host.process_status()
     found += process.drifts(host, current, unit, status)
+    if masked:
+        # Whoever masked the unit does not want it started: nothing here may restart it, and so unmask it.
+        found = [replace(item, mend="hand") if item.mend == "restart" else item for item in found]
     if status.state == "running":
-        found += server.drifts(unit, profile)
+        found += server.drifts(unit, profile, status.since)
     return found
 
 
@@ -55,17 +63,17 @@ def _config(current: Release, wanted: Mapping[str, Any] | None, again: str) -> I
         return
     for change in differences(current.profile, wanted):
         swapped = ", swapped since the last deploy" if change.key in current.swapped else ""
-        said = f"{shown(change.old)} is deployed{swapped}; the profile has {shown(change.new)}"
-        yield Drift("config", change.key, said, again)
+        seen, expected = shown(change.old), shown(change.new)
+        said = f"{seen} is deployed{swapped}; the profile has {expected}"
+        yield Drift("config", change.key, said, again, expected, seen, "planned")
 
 
 def _host(profile: Profile, service: Deployed, again: str) -> Iterator[Drift]:
     needed = requirements(profile, service.layout)
-    for line in missing(needed):
-        yield Drift("host", service.name, line, again)
-    for line in files.unheld(profile.host.packages):
-        yield Drift("host", service.name, line, again)
+    for lack in lacks(needed):
+        yield Drift("host", lack.subject, lack.found, again, lack.expected, lack.seen, "planned")
     least, free = needed.min_free_bytes, files.free(service.layout)
     if free < least:
         said = f"{free >> 20} MiB are free, {least >> 20} MiB are to be"
-        yield Drift("host", str(service.layout.services), said, "free some space there")
+        expected, seen = f"{least >> 20} MiB free", f"{free >> 20} MiB free"
+        yield Drift("host", str(service.layout.services), said, "free some space there", expected, seen)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
-from toolkit.drift.finding import Drift
+from toolkit.drift.finding import Drift, Mend
 from toolkit.profile.schema import Profile
 from toolkit.service.secrets import stored_secrets
 from toolkit.service.unit import Unit
@@ -19,29 +20,40 @@ _KEYS = {
 }
 
 
-def drifts(unit: Unit, profile: Profile) -> Iterator[Drift]:
+def drifts(unit: Unit, profile: Profile, since: float | None) -> Iterator[Drift]:
     """Values that the server runs with and the profile does not have.
 
     Args:
         unit: the unit of the current release.
         profile: its profile.
+        since: when it was started, seconds since the epoch; a server that loads cannot answer yet.
     """
     import httpx
 
     restart = f"ddtoolkit restart {unit.name}"
     key = stored_secrets(unit).get("api-key")
+    if key is None and "api-key" in unit.secrets:
+        return  # that the secrets are gone is a drift of its own
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         answer = httpx.get(f"{unit.url}/server_info", headers=headers, timeout=_PATIENCE)
         answer.raise_for_status()
         info = answer.json()
     except (httpx.HTTPError, ValueError) as error:
-        yield Drift("server", unit.url, f"does not tell its configuration: {error}", restart)
+        why = str(error) or type(error).__name__
+        if isinstance(error, httpx.HTTPStatusError):
+            why = f"it answers with status {error.response.status_code}"
+        loads = since is None or time.time() - since < unit.load_timeout
+        said, seen = f"does not tell its configuration: {why}", why
+        mend: Mend = "hand" if loads else "restart"
+        yield Drift("server", unit.url, said, restart, "an answer to GET /server_info", seen, mend)
         return
     for name, own in _KEYS.items():
         running, wanted = info.get(name), _wanted(profile, own)
         if running is not None and wanted is not None and running != wanted:
-            yield Drift("server", f"speculative.{own}", f"{running} runs, {wanted} is deployed", restart)
+            said = f"{running} runs, {wanted} is deployed"
+            expected, seen = str(wanted), str(running)
+            yield Drift("server", f"speculative.{own}", said, restart, expected, seen, "restart")
 
 
 def _wanted(profile: Profile, key: str) -> Any:

@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from toolkit.build.environment import Environment
+from toolkit.drift.finding import Drift, Mend
 from toolkit.profile.changes import Change
 from toolkit.profile.loading import differences
 
-Action = Literal["provision", "libraries", "build", "release", "restart", "start", "acceptance"]
+Action = Literal["provision", "repair", "libraries", "build", "release", "restart", "start", "acceptance"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class Observed:
         damage: what is wrong with the current release on disk, None when nothing is.
         unsettled: a change that runs or was interrupted, in words; None without one.
         libraries: what has to be installed for the engine, in words; None when nothing has.
+        drifts: how the host differs from what was deployed.
     """
 
     missing: Sequence[str] = ()
@@ -70,6 +72,11 @@ class Observed:
     damage: str | None = None
     unsettled: str | None = None
     libraries: str | None = None
+    drifts: Sequence[Drift] = ()
+
+    def drifted(self, mend: Mend) -> tuple[str, ...]:
+        """The drifts that end in this way, a line each."""
+        return tuple(str(drift) for drift in self.drifts if drift.mend == mend)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +97,8 @@ class Plan:
         changes: keys whose values differ from the current release's.
         undone_swaps: swapped keys that this plan would set back.
         downtime: expected seconds without a server, None when unknown, 0.0 without a restart.
+        notes: what is to be known besides.
+        by_hand: drifts that no deploy ends, each with the next step.
     """
 
     service: str
@@ -98,10 +107,11 @@ class Plan:
     undone_swaps: tuple[Change, ...] = ()
     downtime: float | None = 0.0
     notes: tuple[str, ...] = field(default=())
+    by_hand: tuple[str, ...] = field(default=())
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to do."""
+        """Whether a deploy has nothing to do."""
         return not self.steps
 
     def has(self, action: Action) -> bool:
@@ -117,11 +127,14 @@ def make_plan(service: str, desired: Desired, observed: Observed) -> Plan:
     """Compare desired with observed state.
 
     The steps come in the order in which they run. A changed environment or checkpoint, or any changed key,
-    makes a new release and one restart; an unchanged profile whose service is down only starts it.
+    makes a new release and one restart; an unchanged profile whose service is down only starts it. Where the
+    host has drifted, that is set right by the least that does it.
     """
     steps = []
     if observed.missing:
         steps.append(Step("provision", tuple(observed.missing)))
+    if repairs := observed.drifted("repair"):
+        steps.append(Step("repair", repairs))
     if observed.libraries is not None:
         steps.append(Step("libraries", (observed.libraries,)))
     build = _build_reasons(desired, observed)
@@ -131,6 +144,7 @@ def make_plan(service: str, desired: Desired, observed: Observed) -> Plan:
     release = _release_reasons(observed.release, changes, build, damaged=observed.damage is not None)
     if observed.release is not None:
         release += tuple(f"{key} has a new value" for key in desired.renewed)
+        release += observed.drifted("release")
     running = observed.state in ("running", "starting")
     downtime: float | None = 0.0
     if release:
@@ -141,6 +155,9 @@ def make_plan(service: str, desired: Desired, observed: Observed) -> Plan:
         downtime = observed.load_seconds if running else 0.0
     elif not running:
         steps.append(Step("start", (f"the service is {observed.state}",)))
+    elif restarts := observed.drifted("restart"):
+        steps.append(Step("restart", restarts))
+        downtime = observed.load_seconds
     return Plan(
         service=service,
         steps=tuple(steps),
@@ -148,6 +165,7 @@ def make_plan(service: str, desired: Desired, observed: Observed) -> Plan:
         undone_swaps=_undone(observed.release, changes),
         downtime=downtime,
         notes=(observed.unsettled,) if observed.unsettled else (),
+        by_hand=tuple(f"{drift}; next: {drift.fix}" for drift in observed.drifts if drift.mend == "hand"),
     )
 
 
@@ -174,7 +192,7 @@ def _build_reasons(desired: Desired, observed: Observed) -> tuple[str, ...]:
     reasons += [
         f"the {role} checkpoint changed" for role in roles if marks.get(role) != desired.checkpoints.get(role)
     ]
-    return tuple(reasons)
+    return (*reasons, *observed.drifted("build"))
 
 
 def _release_reasons(

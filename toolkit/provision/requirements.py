@@ -1,12 +1,8 @@
-"""What a profile needs of a host, and what a host lacks of it."""
+"""What a profile needs of a host."""
 
 from __future__ import annotations
 
-import os
-import pwd
 import shutil
-import stat
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,60 +83,8 @@ def _for_libraries(profile: Profile) -> tuple[str, ...]:
     return ("python3-venv",) if profile.installs_libraries else ()
 
 
-def missing(needed: Requirements) -> list[str]:
-    """What this machine lacks, a line each; empty when it is ready."""
-    return [*_user_faults(needed), *_directory_faults(needed), *_package_faults(needed)]
-
-
 def free_bytes(path: Path) -> int:
     """Bytes free to this user on the file system that holds `path` or its nearest existing parent."""
     while not path.exists() and path != path.parent:
         path = path.parent
     return shutil.disk_usage(path).free
-
-
-def _directory_faults(needed: Requirements) -> list[str]:
-    faults = []
-    for path, mode in needed.directories:
-        try:
-            status = path.lstat()
-        except OSError:
-            faults.append(f"folder {path} is missing")
-            continue
-        if not stat.S_ISDIR(status.st_mode):
-            faults.append(f"{path} is not a folder")
-        elif (actual := stat.S_IMODE(status.st_mode)) != mode:
-            faults.append(f"folder {path} has mode {actual:04o}, not {mode:04o}")
-        elif (owner := needed.owner(path)) not in (None, actual_owner := _name_of(status.st_uid)):
-            faults.append(f"folder {path} belongs to {actual_owner}, not to {owner}")
-    return faults
-
-
-def _user_faults(needed: Requirements) -> list[str]:
-    if needed.user is None:
-        return []
-    try:
-        pwd.getpwnam(needed.user)
-    except KeyError:
-        return [f"system user {needed.user} is missing"]
-    return []
-
-
-def _name_of(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
-def _package_faults(needed: Requirements) -> list[str]:
-    # Only root installs packages; for anybody else the engine's own checks say what is missing.
-    if not needed.packages or os.geteuid() != 0:
-        return []
-    query = ["dpkg-query", "--show", "--showformat=${Package} ${db:Status-Status}\n", *needed.packages]
-    try:
-        shown = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ["dpkg-query does not answer"]
-    installed = {line.split()[0] for line in shown.splitlines() if line.endswith(" installed")}
-    return [f"package {name} is missing" for name in needed.packages if name not in installed]

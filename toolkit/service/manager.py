@@ -62,6 +62,22 @@ class StopReport:
         return "; ".join(parts)
 
 
+class Difference(str):
+    """How what runs, or would be started, differs from what was started last, in words.
+
+    Attributes:
+        cure: `restart` ends it; `note`: only the record of the start is behind; `hand`: a person's to end.
+    """
+
+    cure: Literal["restart", "note", "hand"]
+
+    def __new__(cls, words: str, cure: Literal["restart", "note", "hand"] = "hand") -> Difference:
+        """The words, with what ends it."""
+        made = super().__new__(cls, words)
+        made.cure = cure
+        return made
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
     """What a service manager knows about its service.
@@ -92,7 +108,7 @@ class ProcessStatus:
     asked_to_stop: bool = False
     message: str = ""
     leftovers: tuple[Leftover, ...] = ()
-    differences: tuple[str, ...] = ()
+    differences: tuple[Difference, ...] = ()
 
     @property
     def active(self) -> bool:

@@ -133,6 +133,12 @@ class SystemdManager:
             )
         return status_of(self._unit, facts, started)
 
+    def note_start(self) -> None:
+        """Put the start that systemd made by other means on record as the last one."""
+        started = read_started(self._paths)
+        if started is not None:
+            write_started(self._paths, replace(started, invocation=self._invocation()))
+
     def enable(self) -> None:
         """Have it started at boot.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 
-from toolkit.service.manager import Leftover, ProcessStatus, State
+from toolkit.service.manager import Difference, Leftover, ProcessStatus, State
 from toolkit.service.processes import boot_id, read_stat, signal_name
 from toolkit.service.started import Started
 from toolkit.service.unit_files import digest, drop_ins, installed, path_of
@@ -107,27 +107,28 @@ def _end_words(facts: Mapping[str, str]) -> str:
     return f"{said}: {why}" if why else said
 
 
-def _differences(unit: str, facts: Mapping[str, str], started: Started) -> Iterator[str]:
+def _differences(unit: str, facts: Mapping[str, str], started: Started) -> Iterator[Difference]:
     path = path_of(unit)
     text = installed(unit)
     edited = text is not None and digest(text) != started.digest
     if text is None:
-        yield f"the unit file {path} is gone"
+        yield Difference(f"the unit file {path} is gone", "restart")
     elif edited:
-        yield f"the unit file {path} is not the one that was installed"
+        yield Difference(f"the unit file {path} is not the one that was installed", "restart")
     read = {item for item in facts["DropInPaths"].split() if f"/{unit}.d/" in item}
     unread = set(drop_ins(unit)) - read
     for drop_in in sorted(read | unread):
-        yield f"{drop_in} changes the unit"
+        yield Difference(f"{drop_in} changes the unit", "hand")
     # By itself the property says little: 257 has it after a unit was enabled, 252 not for a new drop-in.
     if unread or (edited and facts["NeedDaemonReload"] == "yes"):
-        yield "systemd has not read the unit files that are on disk (systemctl daemon-reload)"
+        words = "systemd has not read the unit files that are on disk (systemctl daemon-reload)"
+        yield Difference(words, "restart" if edited else "hand")
     began = _number(facts["ExecMainStartTimestampMonotonic"]) / 1e6
     if text is not None and facts["MainPID"] != "0" and began < _written(path.stat().st_mtime) - 1.0:
-        yield f"the process is older than its unit file {path}"
+        yield Difference(f"the process is older than its unit file {path}", "restart")
     same = facts["InvocationID"] == started.invocation or facts["NRestarts"] != "0"
     if facts["MainPID"] != "0" and started.boot == boot_id() and not same and not started.asked_to_stop:
-        yield "it was started again by other means (systemctl?) than this tool"
+        yield Difference("it was started again by other means (systemctl?) than this tool", "note")
 
 
 def _written(mtime: float) -> float:
