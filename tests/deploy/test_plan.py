@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from toolkit.build.environment import Environment
+from toolkit.drift.finding import Drift, Mend
 from toolkit.plan.steps import CurrentRelease, Desired, Observed, Plan, make_plan
 
 ENVIRONMENT = Environment(Path("/usr/bin/python3"), {"torch": "2.13.0"}, "aa")
@@ -93,3 +94,38 @@ def test_a_missing_environment_is_built_again() -> None:
     made = plan(Observed(release=current(), state="running", damage="its environment /e is missing"))
     assert made.steps[0].reasons == ("its environment /e is missing",)
     assert made.has("restart")
+
+
+def drift(mend: Mend) -> Drift:
+    return Drift("unit", "x.service", "is odd", "mend it", "even", "odd", mend)
+
+
+@pytest.mark.parametrize(
+    ("mend", "steps"),
+    [
+        ("repair", ["repair"]),
+        ("restart", ["restart"]),
+        ("release", ["release", "restart", "acceptance"]),
+        ("build", ["build", "release", "restart", "acceptance"]),
+        ("planned", []),
+        ("hand", []),
+    ],
+)
+def test_a_drift_is_ended_by_the_least_that_does_it(mend: Mend, steps: list[str]) -> None:
+    made = plan(Observed(release=current(), state="running", drifts=[drift(mend)], load_seconds=4.5))
+    assert actions(made) == steps
+    assert made.downtime == (4.5 if "restart" in steps else 0)
+    if steps:
+        assert made.steps[0].reasons == ("x.service: is odd",)
+    assert made.by_hand == (("x.service: is odd; next: mend it",) if mend == "hand" else ())
+
+
+def test_a_new_release_restarts_once_for_all_drifts() -> None:
+    drifts = [drift("restart"), drift("release"), drift("repair")]
+    made = plan(Observed(release=current(), state="running", drifts=drifts))
+    assert actions(made) == ["repair", "release", "restart", "acceptance"]
+
+
+def test_a_stopped_service_that_drifted_is_started_and_not_restarted() -> None:
+    made = plan(Observed(release=current(), state="stopped", drifts=[drift("restart")]))
+    assert actions(made) == ["start"]
