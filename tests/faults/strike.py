@@ -99,7 +99,9 @@ def strike(bench: Bench, scenario: Scenario, moment: Moment, fault: str, *, cli:
         judge_settled(run, before, found, result, bench.bound)
         if fault == "disk":
             bench.host.empty_disk()
-        repeat = repeat_outside if cli else repeat_inside
+        # What concerns the toolkit's own place on the host is seen to when a connection is made.
+        outside = cli or moment.step in ("tool", "record")
+        repeat = repeat_outside if outside else repeat_inside
         run.again = repeat(bench, scenario, run)
         judge_end(run, before, found, bench.look(), scenario)
     except (RuntimeError, TimeoutError, OSError, ValueError, KeyError) as error:

@@ -32,6 +32,7 @@ class Connections:
         self.hosts = {host.name: host for host in hosts}
         self._python = python
         self._agents: dict[str, Agent] = {}
+        self._before: dict[str, str | None] = {}  # the last transaction when the host was locked
         self._stack = contextlib.ExitStack()
         self._guard = threading.Lock()
 
@@ -87,7 +88,7 @@ class Connections:
         try:
             return self.call(name, operation, args, watch)
         except UnreachableError as error:
-            if not since:
+            if not since and name not in self._before:
                 raise
             tell({"step": ["reconnect", error.message]})
         return self._resume(name, args["service"], watch, lambda: since)
@@ -104,19 +105,24 @@ class Connections:
         Raises:
             LockedError: someone else holds it.
         """
-        self.call(name, "reserve", {"service": service, "command": command, "lock_wait": wait})
+        args = {"service": service, "command": command, "lock_wait": wait}
+        self._before[name] = self.call(name, "reserve", args)["transaction"]
 
     def _resume(self, name: str, service: str, tell: Tell, since: Callable[[], float]) -> Any:
         end = time.monotonic() + _PATIENCE
         while True:
             with self._guard:
                 self._agents.pop(name, None)
+            args = {"service": service, "since": since()}
+            if not since():
+                args["after"] = self._before[name]
             try:
-                return self.call(name, "follow", {"service": service, "since": since()}, tell)
+                return self.call(name, "follow", args, tell)
             except UnreachableError as error:
                 if time.monotonic() > end:
+                    goes_on = "goes on" if since() else "may have been begun, and goes on then,"
                     raise UnreachableError(
-                        f"{error.message}; the change goes on on the host by itself",
+                        f"{error.message}; the change {goes_on} on the host by itself",
                         hint=f"ddtoolkit status {service} -i INVENTORY --limit {name}",
                     ) from error
             time.sleep(_RETRY)

@@ -1,21 +1,25 @@
 """`python -m toolkit.hostside`: serves one control machine over standard input and output, then ends.
 
-When the connection breaks, the next beat fails and the agent ends; a transaction goes on without it.
+When the connection breaks, the next beat fails and the agent ends; so it does when it has heard nothing for
+long. A transaction goes on without it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import queue
 import sys
 import threading
+import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from toolkit.errors import ToolkitError
 from toolkit.hostside.operations import OPERATIONS, RESERVED
-from toolkit.hostside.protocol import BEAT, MAX_LINE, error_to_json
+from toolkit.hostside.protocol import BEAT, MAX_LINE, PATIENCE, error_to_json
 
 
 class Line:
@@ -36,9 +40,34 @@ class Line:
             os._exit(1)
 
 
-def _beat(line: Line, ended: threading.Event) -> None:
+class Requests:
+    """What the control machine sends; a thread reads it, so that its silence is noticed during work.
+
+    Attributes:
+        heard: when it sent something last, by the monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        self.heard = time.monotonic()
+        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return map(json.loads, iter(self._lines.get, b""))
+
+    def _read(self) -> None:
+        for text in iter(lambda: sys.stdin.buffer.readline(MAX_LINE), b""):
+            self.heard = time.monotonic()
+            if not text.startswith(b'{"beat"'):
+                self._lines.put(text)
+        self._lines.put(b"")
+
+
+def _beat(line: Line, requests: Requests, ended: threading.Event) -> None:
     count = 0
     while not ended.wait(BEAT):
+        if time.monotonic() - requests.heard > PATIENCE:
+            os._exit(1)  # the locks are free with it
         count += 1
         line.send({"beat": count})
 
@@ -64,10 +93,11 @@ def main() -> None:
     line = Line(os.dup(1))
     os.dup2(2, 1)
     ended = threading.Event()
-    threading.Thread(target=_beat, args=(line, ended), daemon=True).start()
+    requests = Requests()
+    threading.Thread(target=_beat, args=(line, requests, ended), daemon=True).start()
     with RESERVED:
-        for text in iter(lambda: sys.stdin.buffer.readline(MAX_LINE), b""):
-            line.send(_answer(json.loads(text), line))
+        for request in requests:
+            line.send(_answer(request, line))
     ended.set()
 
 

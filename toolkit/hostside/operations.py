@@ -6,6 +6,7 @@ import base64
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,13 @@ from toolkit.profile.loading import ResolvedProfile, differences, profile_from_d
 from toolkit.release import control, controller, history, lock, view
 from toolkit.release.host import ServiceHost
 from toolkit.release.journal import Event
-from toolkit.release.request import Outcome
+from toolkit.release.request import Outcome, read_request
 from toolkit.remote.bootstrap import MARKER, REMEMBERED
 from toolkit.service.files import replace_file
 
 RESERVED = contextlib.ExitStack()  # locks that are kept until the agent ends
+
+_POLL = 0.2
 
 Send = Callable[[dict[str, Any]], None]
 Args = Mapping[str, Any]
@@ -176,13 +179,21 @@ def reserve(args: Args, send: Send) -> dict[str, Any]:
                 service.layout, name, args["command"], wait=args["lock_wait"], on_event=_watcher(send).event
             )
             RESERVED.enter_context(held)
-    return {"service": name}
+            return {"service": name, "transaction": _last(ServiceHost(service.layout, name))}
+    return {"service": name, "transaction": None}
 
 
 def follow(args: Args, send: Send) -> dict[str, Any]:
-    """Watch the service's transaction to its end, after the connection that began it broke."""
+    """Watch the service's transaction to its end, after the connection that began it broke.
+
+    With `after`, the id of the transaction before (None: there was none), it must be another one: what works
+    for the lost connection may not have begun it yet, or never will.
+    """
     service = find_service(args["service"])
-    folder = ServiceHost(service.layout, service.name).paths.transaction
+    host = ServiceHost(service.layout, service.name)
+    folder = host.paths.transaction
+    if "after" in args:
+        _await_another(host, args["after"])
     for event in controller.follow(folder):
         if event.time > args["since"]:
             send({"event": event.to_json()})
@@ -228,6 +239,24 @@ OPERATIONS: dict[str, Callable[[Args, Send], Any]] = {
     "lock_show": lock_show,
     "lock_release": lock_release,
 }
+
+
+def _await_another(host: ServiceHost, before: str | None) -> None:
+    while _last(host) in (None, before):
+        holder = host.lock.holder()
+        if holder is None or host.lock.stale(holder):
+            raise ToolkitError(
+                "the connection broke before the change was begun; what serves was not touched",
+                hint="run the same command again",
+            )
+        time.sleep(_POLL)
+
+
+def _last(host: ServiceHost) -> str | None:
+    """Id of the service's last transaction."""
+    with contextlib.suppress(ToolkitError):
+        return read_request(host.paths.transaction).id
+    return None
 
 
 def _prepared(args: Args) -> Prepared:

@@ -1,8 +1,8 @@
 """What control machine and agent say to each other: one JSON object a line, in both directions.
 
-To the agent: `{"op": NAME, "args": {...}}`. Back, while it works: `{"beat": n}` every few seconds,
-`{"step": [name, message]}`, `{"line": text}`, `{"event": {...}}`; then `{"result": ...}` or
-`{"error": {...}}`.
+To the agent: `{"op": NAME, "args": {...}}`. Back, while it works: `{"step": [name, message]}`,
+`{"line": text}`, `{"event": {...}}`; then `{"result": ...}` or `{"error": {...}}`. Both sides send
+`{"beat": n}` every few seconds, whatever else they do: after a long silence each takes the other for gone.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from toolkit import errors
 from toolkit.errors import ConfigError, Problem, ToolkitError
 
 BEAT = 5.0
+# An agent holds locks: a control machine that is cut off silently must not keep them until TCP gives up.
+PATIENCE = 60.0
 MAX_LINE = 64 << 20
 # What the agent's interpreter must have.
 MODULES = ("pydantic", "yaml", "httpx")

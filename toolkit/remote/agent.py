@@ -8,6 +8,7 @@ import os
 import select
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -59,6 +60,7 @@ class Agent:
         self.name = name
         self.key = key
         self._stream = stream
+        self._writing = threading.Lock()
         self._read = bytearray()
 
     def call(self, operation: str, args: dict[str, Any], tell: Tell | None = None) -> Any:
@@ -90,9 +92,29 @@ class Agent:
     def write(self, data: bytes) -> None:
         """Write bytes."""
         try:
-            self._stream.write(data)
+            with self._writing:
+                self._stream.write(data)
         except (OSError, EOFError, paramiko.SSHException) as error:
             raise self._ended() from error
+
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        """Let the other side know during the body that this one is there, whatever it does."""
+        ended = threading.Event()
+
+        def beat() -> None:
+            while not ended.wait(BEAT):
+                # Whoever reads or writes meets a broken connection, too.
+                with contextlib.suppress(OSError, EOFError, paramiko.SSHException), self._writing:
+                    self._stream.write(b'{"beat": 1}\n')
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join(BEAT)
 
     def receive(self) -> dict[str, Any]:
         """The next JSON line."""
@@ -145,12 +167,13 @@ def agent_on(host: Host, *, python: str | None = None) -> Iterator[Agent]:
         NotReadyError: the host's interpreter lacks what the agent needs.
     """
     if host.local:
-        with _here() as stream:
-            yield Agent(host.name, stream, "")
+        with _here() as stream, (agent := Agent(host.name, stream, "")).beating():
+            yield agent
         return
     with _bootstrapped(host) as agent:
         _settle(agent, python)
-        yield agent
+        with agent.beating():
+            yield agent
 
 
 def run_module(host: Host, module: Sequence[str], tell: Tell) -> dict[str, Any]:
