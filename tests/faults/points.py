@@ -120,7 +120,9 @@ def _same_state(before: dict[str, Any], now: dict[str, Any]) -> bool:
     if now.get("apart"):
         return False
     # A file's content is written between two counted operations: what follows an `open` is another moment.
-    return before["pid"] == now["pid"] and before["side"] == "after" and _verb(before) != "open"
+    # Between two tasks of Ansible, each a process, nothing happens on the host either.
+    joined = before["pid"] == now["pid"] or now["role"] == "ansible"
+    return joined and before["side"] == "after" and _verb(before) != "open"
 
 
 def _without_rows(lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -7,7 +7,6 @@ contract stub where `/etc/ddfaults-stub` names them.
 
 import os
 import sys
-from pathlib import Path
 
 STUB_MARK = "/etc/ddfaults-stub"
 CACHE = "/var/ddfaults-cache"
@@ -29,12 +28,18 @@ def _module():
     return words[words.index("-m") + 1] if "-m" in words[:-1] else ""
 
 
+def _stubbed():
+    # Every start of the interpreter comes through here: pathlib would be a good part of it.
+    with open(STUB_MARK) as file:  # noqa: PTH123
+        return file.read().split()
+
+
 def play():
     """Become the stub, or get the injector; nothing for all other programs."""
     if "ddfaults_hook" in sys.modules:
         return  # the folder may be gone through twice
     module = _module()
-    if module in STUBS and STUBS[module] in Path(STUB_MARK).read_text().split():
+    if module in STUBS and STUBS[module] in _stubbed():
         import ddfaults_stub
 
         words = sys.orig_argv
@@ -69,7 +74,7 @@ def bootstrap(argv):
         return subprocess.call(real)
     injector = ddfaults_hook.Injector("ansible", ddfaults_hook.FOLDER, plan)
     # Each task is a process of its own: they are numbered by a file.
-    with Path(f"{ddfaults_hook.FOLDER}/tasks").open("a+") as file:
+    with open(f"{ddfaults_hook.FOLDER}/tasks", "a+") as file:  # noqa: PTH123
         file.write("x")
         file.flush()
         number = file.tell()
