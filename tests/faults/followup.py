@@ -123,6 +123,7 @@ def agent(bench: Bench, tool: str) -> Any:
 
         yield ask
         child.stdin.close()
+        child.stdout.read()  # it gives its locks back before it ends
 
 
 __all__ = ["DEPLOY", "repeat_inside", "repeat_outside"]
