@@ -64,6 +64,7 @@ def modes(drafter: Path) -> dict[str, Mode]:
 
 
 def main() -> None:
+    sys.path.insert(0, str(ROOT))  # the judge needs the package, also where it is not installed
     args = parse()
     if args.child:
         serve(args)
@@ -199,6 +200,7 @@ def serve(args: argparse.Namespace) -> None:
         "cuda_graph_backend_prefill": "disabled", "cuda_graph_max_bs_decode": max(LEVELS),
         "mem_fraction_static": 0.6, "max_total_tokens": 65536, "max_running_requests": max(LEVELS),
         "context_length": 2048, "random_seed": 1, "disable_radix_cache": True, "log_level": "warning",
+        "sleep_on_idle": True,
         "port": order["port"], "nccl_port": order["port"] + 50,
         **{key: json.loads(value) for key, _, value in (item.partition("=") for item in args.set)},
         **order["arguments"],

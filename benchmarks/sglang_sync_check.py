@@ -46,7 +46,7 @@ def watch(scheduler: Any) -> None:
                     path.write_text("\n".join([f"{steps - _WARM_UP} steps", *lines]) + "\n")
 
     def note(message: Any, *_: Any) -> None:
-        if "synchroniz" in str(message):
+        if "called a synchronizing" in str(message):
             frames = [x for x in traceback.extract_stack() if "/torch/" not in x.filename][:-1]
             waits[" < ".join(f"{Path(x.filename).name}:{x.lineno}" for x in reversed(frames[-4:]))] += 1
 

@@ -1,13 +1,20 @@
-"""The drafter's candidates: top-k tokens and log-probabilities of each slot, part of its CUDA graph."""
+"""What ends the drafter's forward, inside its CUDA graph: candidates of each slot, and trees of them."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import fields, replace
+from functools import lru_cache
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from toolkit.ddtree.kernels.topk import topk_logprobs
+from toolkit.ddtree.kernels.tree_builder import TreeLinks, build_trees
+from toolkit.ddtree.tree import BatchLimits, DraftTrees
+from toolkit.ddtree.types import TreeLimits
+
+_Columns = TypeVar("_Columns", DraftTrees, TreeLinks)
 
 
 class DraftCandidates:
@@ -16,47 +23,39 @@ class DraftCandidates:
     With tensor parallelism each rank ranks its shard of the vocabulary; the ranks' best and the logarithms of
     their sums of exponentials are gathered, so every rank holds the same candidates.
 
-    Attributes:
-        logprobs: float32 [most * S, K], static, written by each call.
-        tokens: int64 [most * S, K], likewise.
-
     Args:
         weight: the head's rows of this rank, [rows, hidden]; only the first `shard` are used.
         shard: how many tokens of the vocabulary this rank has.
         first_token: id of the first of them.
         block_size: slots of a block, the bonus token's included.
         topk: K.
-        most: the largest batch, in requests.
         group: SGLang's tensor-parallel group; None for one rank.
     """
 
     def __init__(
-        self, weight: Tensor, shard: int, first_token: int, block_size: int, topk: int, most: int, group: Any
+        self, weight: Tensor, shard: int, first_token: int, block_size: int, topk: int, group: Any
     ) -> None:
         self._weight = weight[:shard]
         self._first_token = first_token
         self._block_size = block_size
         self._topk = topk
         self._group = group
-        rows = most * (block_size - 1)
-        self.logprobs = torch.empty((rows, topk), dtype=torch.float32, device=weight.device)
-        self.tokens = torch.empty((rows, topk), dtype=torch.int64, device=weight.device)
 
-    def __call__(self, hidden_states: Tensor, input_ids: Tensor | None = None) -> None:
-        """Write the candidates of hidden states [R * block, hidden] into the static tensors."""
-        del input_ids
-        logprobs, tokens = self.compute(hidden_states)
-        self.logprobs[: logprobs.shape[0]].copy_(logprobs)
-        self.tokens[: tokens.shape[0]].copy_(tokens)
+    def __call__(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+        """Candidates of the slots behind the bonus token.
 
-    def compute(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-        """Candidates of slots 1 .. S of each block: float32 and int64 [R * S, K], contiguous."""
+        Args:
+            hidden_states: [R * block, hidden], the drafter's.
+
+        Returns:
+            log-probabilities float32 and tokens int64, both [R, S, K], contiguous.
+        """
         width = hidden_states.shape[-1]
         slots = hidden_states.view(-1, self._block_size, width)[:, 1:].reshape(-1, width)
         logits = torch.matmul(slots.to(self._weight.dtype), self._weight.T)
-        if self._group is None:
-            return topk_logprobs(logits, self._topk)
-        return self._gather(logits)
+        logprobs, tokens = topk_logprobs(logits, self._topk) if self._group is None else self._gather(logits)
+        shape = (-1, self._block_size - 1, self._topk)
+        return logprobs.view(shape), tokens.view(shape)
 
     def _gather(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         _, local = topk_logprobs(logits, self._topk)
@@ -73,6 +72,86 @@ class DraftCandidates:
         return merge_shards(
             gathered_values.view(shape), gathered_tokens.view(shape), gathered_sums.view(shape[:2])
         )
+
+
+class TreeDrafter:
+    """The end of the drafter's forward: candidates, and a tree of them for each request.
+
+    Within a CUDA graph it reads the limits of requests from tensors that stay where they are, and leaves its
+    trees in tensors of that graph. Outside of one it is an ordinary function.
+
+    Args:
+        candidates: of the drafter's hidden states.
+        block_size: slots of a block, the bonus token's included.
+        own: the server's limits; its budget fixes the shapes.
+        most: the largest batch of a graph, in requests.
+        device: where the drafter is.
+    """
+
+    def __init__(
+        self, candidates: DraftCandidates, block_size: int, own: TreeLimits, most: int, device: Any
+    ) -> None:
+        self._candidates = candidates
+        self._block_size = block_size
+        self._own = own
+        self._device = torch.device(device)
+        self._static = self._upload((own,) * most)
+        self._static_holds = (own,) * most
+        self._captured: dict[int, tuple[DraftTrees, TreeLinks]] = {}
+        self._uploaded = lru_cache(maxsize=256)(self._upload)
+
+    def __call__(self, hidden_states: Tensor, input_ids: Tensor) -> None:
+        """Part of the graph's capture: hidden states [R * block, hidden], tokens int64 [R * block]."""
+        requests = hidden_states.shape[0] // self._block_size
+        roots = input_ids.view(requests, self._block_size)[:, 0].contiguous()
+        self._captured[requests] = self._grow(hidden_states, roots, self._static[:, :requests])
+
+    def prepare(self, limits: tuple[TreeLimits, ...]) -> None:
+        """Set the limits that the next replay reads; does nothing where they are there already."""
+        count = len(limits)
+        if count <= len(self._static_holds) and self._static_holds[:count] != limits:
+            self._static[:, :count].copy_(self._uploaded(limits))
+            self._static_holds = limits + self._static_holds[count:]
+
+    def replayed(self, padded: int, requests: int) -> tuple[DraftTrees, TreeLinks]:
+        """Trees and links of the first `requests` of a replay padded to `padded` requests."""
+        trees, links = self._captured[padded]
+        if padded == requests:
+            return trees, links
+        return _first(trees, requests), _first(links, requests)
+
+    def grow(
+        self, hidden_states: Tensor, roots: Tensor, limits: tuple[TreeLimits, ...]
+    ) -> tuple[DraftTrees, TreeLinks]:
+        """Trees and links, without a graph.
+
+        Args:
+            hidden_states: [R * block, hidden], the drafter's.
+            roots: int64 [R], bonus tokens.
+            limits: of each request.
+        """
+        return self._grow(hidden_states, roots.contiguous(), self._uploaded(limits))
+
+    def _grow(self, hidden_states: Tensor, roots: Tensor, limits: Tensor) -> tuple[DraftTrees, TreeLinks]:
+        logprobs, tokens = self._candidates(hidden_states)
+        return build_trees(logprobs, tokens, roots, BatchLimits(*limits.unbind(0)), self._own.budget)
+
+    def _upload(self, limits: tuple[TreeLimits, ...]) -> Tensor:
+        """Limits on the device, int32 [3, R]; a copy from pinned memory does not wait."""
+        host = BatchLimits.of(limits)
+        packed = torch.stack([host.budget, host.topk_cap, host.expansion])
+        if self._device.type == "cpu":
+            return packed
+        return packed.pin_memory().to(self._device, non_blocking=True)
+
+
+def _first(value: _Columns, requests: int) -> _Columns:
+    """The first requests of a dataclass of tensors [R, ...]."""
+    columns: dict[str, Any] = {}
+    for field in fields(value):
+        column = getattr(value, field.name)
+        columns[field.name] = column[:requests] if isinstance(column, Tensor) else column
+    return replace(value, **columns)
 
 
 def merge_shards(values: Tensor, tokens: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:

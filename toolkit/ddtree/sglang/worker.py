@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from copy import deepcopy
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -24,15 +23,14 @@ from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from torch import Tensor
 
-from toolkit.ddtree.kernels.tree_builder import TreeLinks, build_trees
-from toolkit.ddtree.sglang.draft import DraftCandidates
+from toolkit.ddtree.kernels.tree_builder import TreeLinks
+from toolkit.ddtree.sglang.draft import DraftCandidates, TreeDrafter
 from toolkit.ddtree.sglang.kernels import Commit, RowMover, VerifyRows, place_rows, walk_trees
 from toolkit.ddtree.sglang.options import TreeOptions
 from toolkit.ddtree.sglang.requests import limits_of
 from toolkit.ddtree.sglang.sampling import target_tokens
 from toolkit.ddtree.sglang.verify import TreeVerifyInput, mask_for
-from toolkit.ddtree.tree import BatchLimits, DraftTrees
-from toolkit.ddtree.types import TreeLimits
+from toolkit.ddtree.tree import DraftTrees
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +48,7 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
 
     def __init__(self, server_args: Any, gpu_id: int, ps: Any, nccl_port: int, target_worker: Any) -> None:
         self._options = TreeOptions.from_environment()
-        self._candidates: DraftCandidates | None = None
+        self._tree_drafter: TreeDrafter | None = None
         self._mover: RowMover | None = None
         # The drafter is a chain of its block, whatever the tree.
         draft_args = deepcopy(server_args)
@@ -63,7 +61,7 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
         # The drafter looks its tokens up in the target's embedding, inside its graph. Embeddings handed to a
         # forward without a graph are rounded to bfloat16 by SGLang, whatever the model's dtype.
         embed = target_worker.model_runner.model.get_input_embeddings()
-        self.draft_model.forward_embed = lambda input_ids: embed(input_ids)
+        self.draft_model.forward_embed = embed.forward  # a method, not a part of the drafter's weights
         self.server_args = server_args
         self.speculative_num_draft_tokens = self._options.width
         if self._options.width != server_args.speculative_num_draft_tokens:
@@ -71,7 +69,6 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
                 f"the launcher resolved a verify width of {server_args.speculative_num_draft_tokens}, this "
                 f"process has {self._options.width}: its environment lost the options"
             )
-        self._batch_limits = lru_cache(maxsize=256)(self._upload_limits)
 
     def init_attention_backends(self) -> None:
         """Also find the K/V rows that a commit moves."""
@@ -105,15 +102,15 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
                 running,
             )
 
-    def _maybe_build_draft_sampler(self) -> DraftCandidates:
+    def _maybe_build_draft_sampler(self) -> TreeDrafter:
         """What the drafter's graph ends with."""
-        return self._draft_candidates()
+        return self._drafter()
 
     def _validate_phase1_sampling_support(self, batch: Any) -> None:
         """Sampled requests are drawn exactly: there is nothing to warn about."""
 
-    def _draft_candidates(self) -> DraftCandidates:
-        if self._candidates is None:
+    def _drafter(self) -> TreeDrafter:
+        if self._tree_drafter is None:
             head = getattr(self.target_worker.model_runner.model, "lm_head", None)
             weight = getattr(head, "weight", None)
             if weight is None or not torch.is_floating_point(weight):
@@ -122,16 +119,19 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
             shard = getattr(head, "shard_indices", None)
             if shard is not None and int(shard.num_added_elements) != 0:
                 raise ValueError("the target's vocabulary has added tokens; its head cannot be drafted with")
-            self._candidates = DraftCandidates(
+            candidates = DraftCandidates(
                 weight=weight,
                 shard=weight.shape[0] if shard is None else int(shard.num_org_elements),
                 first_token=0 if shard is None else int(shard.org_vocab_start_index),
                 block_size=self.block_size,
                 topk=self._options.topk_cap,
-                most=max(get_exec().graph.cuda_graph_config.decode.bs or [1]),
                 group=group if group.world_size > 1 else None,
             )
-        return self._candidates
+            most = max(get_exec().graph.cuda_graph_config.decode.bs or [1])
+            self._tree_drafter = TreeDrafter(
+                candidates, self.block_size, self._options.limits, most, weight.device
+            )
+        return self._tree_drafter
 
     def forward_batch_generation(
         self, batch: Any, on_publish: Any = None, grammar_barrier: Any = None
@@ -151,11 +151,7 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
         batch.seq_lens.record_stream(torch.get_device_module(self.device).current_stream())
         lengths = batch.seq_lens
 
-        logprobs, tokens = self._draft(batch, draft_input)
-        limits = self._batch_limits(limits_of(batch.reqs, self._options))
-        trees, links = build_trees(
-            logprobs, tokens, draft_input.bonus_tokens.to(torch.int64), limits, self._options.budget
-        )
+        trees, links = self._draft(batch, draft_input)
         rows, output, is_graph = self._verify(batch, draft_input, trees, links)
         logits = output.logits_output
 
@@ -178,8 +174,8 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
             new_seq_lens=commit.seq_lens,
         )
 
-    def _draft(self, batch: Any, draft_input: DFlashDraftInputV2) -> tuple[Tensor, Tensor]:
-        """Candidates of each request's block: log-probabilities float32 and tokens int64, both [R, S, K]."""
+    def _draft(self, batch: Any, draft_input: DFlashDraftInputV2) -> tuple[DraftTrees, TreeLinks]:
+        """Run the drafter over each request's block, and grow a tree of its candidates."""
         requests = len(batch.seq_lens)
         self._ensure_draft_block_buffers(requests)
         block_ids = self._draft_block_ids_buf[:requests]
@@ -210,15 +206,14 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
             spec_info=self._draft_block_spec_info,
             capture_hidden_mode=CaptureHiddenMode.NULL,
         )
+        limits = limits_of(batch.reqs, self._options)
+        drafter = self._drafter()
+        drafter.prepare(limits)
         with torch.inference_mode():
             output = self.draft_model_runner.forward(forward_batch)
-            candidates = self._draft_candidates()
-            shape = (requests, self.block_size - 1, self._options.topk_cap)
             if output.can_run_graph:
-                rows = requests * (self.block_size - 1)
-                return candidates.logprobs[:rows].view(shape), candidates.tokens[:rows].view(shape)
-            logprobs, tokens = candidates.compute(output.logits_output.hidden_states)
-        return logprobs.view(shape), tokens.view(shape)
+                return drafter.replayed(self.draft_model_runner.decode_cuda_graph_runner.bs, requests)
+            return drafter.grow(output.logits_output.hidden_states, block_ids[:, 0], limits)
 
     def _verify(
         self, batch: Any, draft_input: DFlashDraftInputV2, trees: DraftTrees, links: TreeLinks
@@ -275,14 +270,6 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
             bounds = batch.seq_lens_cpu + rows
             return bounds, int(bounds.sum())
         return draft_input.reserved_seq_lens_cpu, int(draft_input.reserved_seq_lens_sum)
-
-    def _upload_limits(self, limits: tuple[TreeLimits, ...]) -> BatchLimits:
-        """Limits of a batch on the device; a copy from pinned memory does not wait."""
-        host = BatchLimits.of(limits)
-        if not str(self.device).startswith("cuda"):
-            return host
-        columns = (host.budget, host.topk_cap, host.expansion)
-        return BatchLimits(*(column.pin_memory().to(self.device, non_blocking=True) for column in columns))
 
 
 def _row_buffers(pool: Any) -> list[Tensor]:
