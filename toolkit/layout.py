@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+TOOL = "/opt/ddtoolkit/tool"  # copies of the toolkit on a host, by the hash of what they hold
+PYTHON = "/usr/bin/python3"  # of the host's distribution, on a host that names no other
+
 
 @dataclass(frozen=True, slots=True)
 class ServicePaths:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from toolkit.cli.options import Json, Overlays, ProfileName, Sets
 from toolkit.cli.output import answer, emit, say, table
+from toolkit.errors import ConfigError
 
 profiles_app = typer.Typer(
     help="List profiles, show one, print the schema.", no_args_is_help=True, rich_markup_mode=None
@@ -109,13 +111,24 @@ def render(
     overlays: Overlays = None,
     sets: Sets = None,
     systemd_version: Annotated[int, typer.Option(min=240, help="The host's systemd.")] = 255,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", metavar="DIR", help="With ansible: write settings.json and the toolkit's archive."
+        ),
+    ] = None,
 ) -> None:
     """Print what a deploy would write, without touching any host."""
-    from toolkit.deploy.preview import render_profile
+    from toolkit.deploy.preview import render_profile, write_settings
     from toolkit.profile.loading import load_profile
 
     loaded = load_profile(name, overlays=overlays or (), sets=sets or ())
-    rendered = render_profile(loaded.profile, form, systemd_version=systemd_version)
+    if out is not None:
+        if form != "ansible":
+            raise ConfigError("--out goes with --format ansible", hint="redirect the others: > FILE")
+        answer(str(write_settings(loaded, out)))
+        return
+    rendered = render_profile(loaded, form, systemd_version=systemd_version)
     if isinstance(rendered, str):
         typer.echo(rendered, nl=False)
     else:

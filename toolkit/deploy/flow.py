@@ -196,6 +196,8 @@ def swap(
         profile, changes = swap_changes(session.host, current, sets, judging)
         if not changes:
             return None
+        if given is None and _keeps_secrets(current.unit):
+            given = {}
         if given is None:
             require_secrets(profile)
         # What is on the host already needs no provisioning, but a swap may ask for more of the host.
@@ -425,6 +427,11 @@ def _release(
         keep_releases=change.profile.service.keep_releases,
     )
     return run_request(session, request, watcher.event)
+
+
+def _keeps_secrets(unit: Unit) -> bool:
+    """Whether the values lie on this host alone, since another machine had read them."""
+    return any(source == SecretSource() for source in unit.secrets.values())
 
 
 def _with_kept_secrets(unit: Unit, base: Release | None, given: Mapping[str, str]) -> Unit:

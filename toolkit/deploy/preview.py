@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
+from toolkit.build.libraries.detached import MODULE
+from toolkit.build.libraries.install import interpreter
+from toolkit.deploy.libraries import arguments, lock_for
 from toolkit.deploy.locate import layout_of
-from toolkit.profile.schema import Profile
+from toolkit.errors import ToolkitError
+from toolkit.layout import PYTHON, TOOL
+from toolkit.profile.loading import ResolvedProfile
 from toolkit.provision.requirements import requirements
+from toolkit.remote import package
 from toolkit.service.command import unit_for
 from toolkit.service.systemd import render_unit
 
 _RELEASE = "20260101T000000Z-00000000"
 
 
-def render_profile(profile: Profile, form: str, *, systemd_version: int) -> str | list[str] | dict[str, Any]:
+def render_profile(
+    resolved: ResolvedProfile, form: str, *, systemd_version: int
+) -> str | list[str] | dict[str, Any]:
     """The unit as systemd reads it, the server's arguments, or the playbooks' settings.
 
     Args:
-        profile: the profile.
+        resolved: the profile.
         form: `systemd`, `argv` or `ansible`.
         systemd_version: version of the host's systemd, which decides what keys are used.
 
     Raises:
         ConfigError: a value cannot be written in that form.
     """
+    profile = resolved.profile
     layout = layout_of(profile)
     if form == "ansible":
-        return requirements(profile, layout).settings()
+        return playbook_settings(resolved)
     unit = unit_for(
         profile,
         release_dir=layout.service(profile.name).releases / _RELEASE,
@@ -36,3 +47,47 @@ def render_profile(profile: Profile, form: str, *, systemd_version: int) -> str 
         python=Path(sys.executable),
     )
     return list(unit.argv) if form == "argv" else render_unit(unit, systemd_version)
+
+
+def playbook_settings(resolved: ResolvedProfile) -> dict[str, Any]:
+    """The variables of all playbooks; secrets are no part of them.
+
+    Returns:
+        `directories`, `packages`, `min_free_bytes`, `user` and `home` for provisioning; `tool` (folder on the
+        host, name of the archive), `libraries` (module and arguments; empty where an interpreter has them)
+        and `python` for the build; `profile` and `sources` (base64) for the installation.
+    """
+    profile = resolved.profile
+    layout = layout_of(profile)
+    lock = lock_for(profile)
+    name = f"ddtoolkit-{package.digest()}.tar.gz"
+    python = profile.host.python or PYTHON
+    if lock is not None:
+        python = str(interpreter(layout.environments / lock.folder_name))
+    return {
+        **requirements(profile, layout).settings(),
+        "tool": {"folder": f"{TOOL}/{package.digest()}", "archive": name},
+        "libraries": [] if lock is None else [MODULE, *arguments(profile, lock)],
+        "python": python,
+        "profile": resolved.data,
+        "sources": {
+            item.path.name: base64.b64encode(item.path.read_bytes()).decode() for item in resolved.sources
+        },
+    }
+
+
+def write_settings(resolved: ResolvedProfile, folder: Path) -> Path:
+    """Write `settings.json` and the toolkit's archive for the playbooks; the path of the settings.
+
+    Raises:
+        ToolkitError: the folder cannot be written.
+    """
+    settings = playbook_settings(resolved)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / settings["tool"]["archive"]).write_bytes(package.archive())
+        path = folder / "settings.json"
+        path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ToolkitError(f"{error.filename or folder}: {error.strerror}") from None
+    return path

@@ -19,6 +19,7 @@ from toolkit.deploy.prepare import Prepared, prepare
 from toolkit.deploy.watch import observe
 from toolkit.drift.find import find
 from toolkit.errors import ToolkitError
+from toolkit.hostside import command
 from toolkit.profile.loading import ResolvedProfile, differences, profile_from_data
 from toolkit.release import control, controller, history, lock, view
 from toolkit.release.host import ServiceHost
@@ -282,12 +283,13 @@ def _planned(args: Args) -> Prepared:
 
 
 def _remember_interpreter() -> None:
-    """Let later commands, which have no profile at hand, run the agent under this interpreter too."""
+    """Let later commands run the agent under this interpreter too, and so the host's own command."""
     home = Path(toolkit.__file__).parents[1]
     if not (home / MARKER).is_file():
         return
-    with contextlib.suppress(OSError):  # a full disk: the deploy itself will say so
+    with contextlib.suppress(OSError, ToolkitError):  # a full disk: the deploy itself will say so
         replace_file(home.parent / REMEMBERED, sys.executable.encode())
+        command.install(home, Path(sys.executable))
 
 
 def _judging(args: Args) -> Judging:

@@ -20,12 +20,11 @@ import paramiko
 from toolkit.errors import ToolkitError, UnreachableError
 from toolkit.hostside.protocol import BEAT, MAX_LINE, MODULES, error_from_json
 from toolkit.inventory.host import Host
+from toolkit.layout import PYTHON, TOOL
 from toolkit.remote import bootstrap, package
 from toolkit.remote.options import become_root, ssh_options
 from toolkit.remote.ssh import SILENCE, connect, lost
 
-TOOL = "/opt/ddtoolkit/tool"
-PYTHON = "/usr/bin/python3"
 _STDERR_KEPT = 2000
 
 Tell = Callable[[dict[str, Any]], None]
