@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from toolkit.inventory.host import Host
 
 
+# Changes that are none where nothing differs, and what is told then.
+_ONLY_WITH_CHANGES = {
+    "swap": "every key has that value already",
+    "upgrade": "it runs on this version and its libraries",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Where:
     """Which hosts, and how many at a time.
@@ -144,6 +151,18 @@ def rollback(name: str | None, release: str | None, where: Where, manner: Manner
     args = {"release": release, "lock_wait": manner.lock_wait}
 
     _change(name, where, manner, "rollback", args, preview="rollback_preview")
+
+
+def upgrade(name: str | None, where: Where, manner: Manner, *, new_baseline: bool) -> None:
+    """Serve the deployed profile from a new environment, host by host."""
+    args = {"lock_wait": manner.lock_wait, "new_baseline": new_baseline}
+
+    _change(name, where, manner, "upgrade", args, preview="upgrade_preview")
+
+
+def uninstall(name: str | None, where: Where, manner: Manner, *, purge: bool) -> None:
+    """Remove a service, host by host."""
+    _change(name, where, manner, "uninstall", {"lock_wait": manner.lock_wait, "purge": purge})
 
 
 def change(name: str | None, verb: str, where: Where, manner: Manner) -> None:
@@ -292,7 +311,7 @@ def _change(
 
 
 def _changes_something(operation: str, preview: HostResult) -> bool:
-    return operation != "swap" or bool(preview.value["changes"])
+    return operation not in _ONLY_WITH_CHANGES or bool(preview.value["changes"])
 
 
 def _words(operation: str, args: dict[str, Any]) -> str:
@@ -362,8 +381,8 @@ def _show_changes(operation: str, service: str, previews: Sequence[HostResult]) 
         if item.error is None:
             groups.setdefault(tuple(item.value["changes"]), []).append(item.host)
     for changes, hosts in groups.items():
-        if not changes and operation == "swap":
-            say(f"{', '.join(hosts)}: nothing to do, every key has that value already")
+        if not changes and operation in _ONLY_WITH_CHANGES:
+            say(f"{', '.join(hosts)}: nothing to do, {_ONLY_WITH_CHANGES[operation]}")
             continue
         say(f"{operation} of {service} on {', '.join(hosts)}, one restart each:")
         for line in changes:

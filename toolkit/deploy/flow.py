@@ -372,6 +372,24 @@ def provision(profile: Profile, service: Deployed, watcher: Watcher) -> None:
     watcher.line(f"changed: {', '.join(changed)}" if changed else "changed nothing")
 
 
+def release_again(
+    session: Session,
+    current: Release,
+    command: str,
+    watcher: Watcher,
+    judging: Judging,
+    given: Mapping[str, str] | None,
+) -> Outcome:
+    """A new release of the current one's profile, from the environment that it would have now."""
+    profile = profile_from_data(current.profile)
+    if given is None and _keeps_secrets(current.unit):
+        given = {}
+    if given is None:
+        require_secrets(profile)
+    change = _Change("deploy", command, profile, current.profile, (), current.swapped, current.sources())
+    return _release(session, change, current, watcher, judging, given)
+
+
 @dataclass(frozen=True, slots=True)
 class _Change:
     kind: Kind

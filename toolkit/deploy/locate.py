@@ -97,6 +97,15 @@ def remember(service: Deployed) -> None:
         raise ToolkitError(f"cannot write {record}: {error.strerror}") from None
 
 
+def forget(service: Deployed) -> None:
+    """Remove the record that `remember` made, and the folders that held nothing else."""
+    record = _records() / f"{service.name}.json"
+    with contextlib.suppress(OSError):
+        record.unlink()
+        record.parent.rmdir()
+        record.parents[1].rmdir()
+
+
 def _records() -> Path:
     home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(home).expanduser() / "ddtoolkit" / "services"

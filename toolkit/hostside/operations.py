@@ -13,6 +13,7 @@ from typing import Any
 
 import toolkit
 from toolkit.deploy import flow
+from toolkit.deploy import upgrade as upgrades
 from toolkit.deploy.judging import Judging
 from toolkit.deploy.locate import Deployed, current_release, deployed_services, find_service
 from toolkit.deploy.prepare import Prepared, prepare
@@ -20,6 +21,9 @@ from toolkit.deploy.watch import observe
 from toolkit.drift.find import find
 from toolkit.errors import ToolkitError
 from toolkit.hostside import command
+from toolkit.layout import Layout
+from toolkit.life import uninstall as life
+from toolkit.life import unused
 from toolkit.profile.loading import ResolvedProfile, differences, profile_from_data
 from toolkit.release import control, controller, history, lock, view
 from toolkit.release.host import ServiceHost
@@ -69,6 +73,7 @@ def deploy(args: Args, send: Send) -> dict[str, Any]:
         given=args["secrets"],
         built=args.get("built"),
     )
+    _remember_interpreter(prepared.service)
     return _ended(prepared.service, outcome)
 
 
@@ -92,6 +97,23 @@ def swap(args: Args, send: Send) -> dict[str, Any]:
         judging=_judging(args),
         given={},
     )
+    return _ended(service, outcome)
+
+
+def upgrade_preview(args: Args, _: Send) -> dict[str, Any]:
+    """What an upgrade would change."""
+    service = find_service(args["service"])
+    changes = upgrades.upgrade_changes(service, current_release(service))
+    return {"service": service.name, "changes": changes}
+
+
+def upgrade(args: Args, send: Send) -> dict[str, Any]:
+    """Serve the deployed profile from a new environment."""
+    _identify(args)
+    service = find_service(args["service"])
+    judging, wait = _judging(args), args["lock_wait"]
+    outcome = upgrades.upgrade(service, _watcher(send), lock_wait=wait, judging=judging, given={})
+    _remember_interpreter(service)
     return _ended(service, outcome)
 
 
@@ -133,6 +155,27 @@ def full_test(args: Args, send: Send) -> dict[str, Any]:
     service = find_service(args["service"])
     outcome = flow.full_test(service, _watcher(send), lock_wait=args["lock_wait"])
     return _ended(service, outcome)
+
+
+def uninstall(args: Args, send: Send) -> dict[str, Any]:
+    """Remove a service; with `purge` also what no other one needs."""
+    _identify(args)
+    removal = life.uninstall(
+        find_service(args["service"]),
+        purge=bool(args.get("purge")),
+        wait=args["lock_wait"],
+        on_event=_watcher(send).event,
+    )
+    return removal.to_json()
+
+
+def prune(args: Args, _: Send = _nobody) -> dict[str, Any]:
+    """What no release needs; removed unless `dry`."""
+    found = unused.unused(Layout())
+    if not args.get("dry"):
+        for item in found:
+            unused.remove(item)
+    return {"unused": [item.to_json() for item in found]}
 
 
 def status(args: Args, _: Send) -> list[dict[str, Any]]:
@@ -227,10 +270,14 @@ OPERATIONS: dict[str, Callable[[Args, Send], Any]] = {
     "deploy": deploy,
     "swap_preview": swap_preview,
     "swap": swap,
+    "upgrade_preview": upgrade_preview,
+    "upgrade": upgrade,
     "rollback_preview": rollback_preview,
     "rollback": rollback,
     "change": change,
     "full_test": full_test,
+    "uninstall": uninstall,
+    "prune": prune,
     "status": status,
     "history": past,
     "logs": logs,
@@ -282,14 +329,18 @@ def _planned(args: Args) -> Prepared:
     return prepared
 
 
-def _remember_interpreter() -> None:
-    """Let later commands run the agent under this interpreter too, and so the host's own command."""
+def _remember_interpreter(service: Deployed | None = None) -> None:
+    """Let later commands, and the host's own, run this code under the service's interpreter."""
     home = Path(toolkit.__file__).parents[1]
     if not (home / MARKER).is_file():
         return
+    python = sys.executable
+    if service is not None:
+        with contextlib.suppress(ToolkitError, KeyError, TypeError):  # a damaged release tells none
+            python = current_release(service).manifest["environment"]["python"]
     with contextlib.suppress(OSError, ToolkitError):  # a full disk: the deploy itself will say so
-        replace_file(home.parent / REMEMBERED, sys.executable.encode())
-        command.install(home, Path(sys.executable))
+        replace_file(home.parent / REMEMBERED, python.encode())
+        command.install(home, Path(python))
 
 
 def _judging(args: Args) -> Judging:

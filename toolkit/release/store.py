@@ -90,6 +90,11 @@ class Release:
         value = read_json(self.path / ACCEPTANCE_FILE)
         return value if isinstance(value, dict) else None
 
+    def sources(self) -> dict[str, bytes]:
+        """The files that its profile was read from, by name."""
+        folder = self.path / _SOURCES
+        return {path.name: path.read_bytes() for path in sorted(folder.glob("*")) if path.is_file()}
+
     def require_environment(self) -> None:
         """Make sure that the code it was built with is still there; else another version might be run.
 

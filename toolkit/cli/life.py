@@ -1,0 +1,164 @@
+"""upgrade, prune, uninstall."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from toolkit.cli import fleet
+from toolkit.cli.options import (
+    Batch,
+    Inventories,
+    Json,
+    Limit,
+    LockWait,
+    NewBaseline,
+    ServiceName,
+    Verbose,
+    Yes,
+)
+from toolkit.cli.output import answer, emit, say
+from toolkit.errors import ConfigError
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.command("upgrade")(upgrade)
+    app.command("prune")(prune)
+    app.command("uninstall")(uninstall)
+
+
+def upgrade(
+    name: ServiceName = None,
+    new_baseline: NewBaseline = False,
+    inventory: Inventories = None,
+    limit: Limit = None,
+    batch: Batch = 1,
+    yes: Yes = False,
+    lock_wait: LockWait = 0.0,
+    verbose: Verbose = False,
+    as_json: Json = False,
+) -> None:
+    """Serve the deployed profile from this version and its libraries; judged, then kept or undone."""
+    from toolkit.cli.progress import Lines, finish, show_report
+    from toolkit.deploy.judging import Judging
+    from toolkit.deploy.locate import current_release, find_service
+    from toolkit.deploy.upgrade import upgrade as run
+    from toolkit.deploy.upgrade import upgrade_changes
+
+    where = fleet.where(inventory, limit, batch=batch)
+    if where is not None:
+        fleet.upgrade(name, where, fleet.Manner(yes, verbose, as_json, lock_wait), new_baseline=new_baseline)
+        return
+    service = find_service(name)
+    _need_yes(yes=yes, as_json=as_json)
+    changes = upgrade_changes(service, current_release(service))
+    for line in changes or ["nothing to do, it runs on this version and its libraries"]:
+        say(f"{service.name}: {line}")
+    outcome = None
+    if changes:
+        judging = Judging(new_baseline=new_baseline)
+        outcome = run(service, Lines(verbose=verbose).watcher(), lock_wait=lock_wait, judging=judging)
+    if as_json:
+        shown = None if outcome is None else outcome.to_json()
+        ok = outcome is None or outcome.exit_code == 0
+        emit({"ok": ok, "service": service.name, "changes": changes, "outcome": shown})
+    if outcome is not None:
+        show_report(outcome)
+        finish(outcome)
+
+
+def prune(
+    dry: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
+    inventory: Inventories = None,
+    limit: Limit = None,
+    as_json: Json = False,
+) -> None:
+    """Remove environments and copies of the toolkit that no release of any service needs."""
+    from toolkit.fleet.results import to_json
+    from toolkit.hostside.operations import prune as run
+
+    where = fleet.where(inventory, limit)
+    if where is not None:
+        results = fleet.look(None, "prune", {"dry": dry}, where)
+        if as_json:
+            emit(to_json(results))
+        for result in results:
+            if isinstance(result.value, dict):
+                _show_unused(f"{result.host}: ", result.value, dry=dry, as_json=as_json)
+        fleet.finish_looking(results)
+        return
+    found = run({"dry": dry})
+    if as_json:
+        emit({"ok": True, **found})
+    _show_unused("", found, dry=dry, as_json=as_json)
+
+
+def uninstall(
+    name: ServiceName = None,
+    purge: Annotated[
+        bool,
+        typer.Option(
+            "--purge", help="Also its history and, with the last service, the toolkit; checkpoints stay."
+        ),
+    ] = False,
+    inventory: Inventories = None,
+    limit: Limit = None,
+    yes: Yes = False,
+    lock_wait: LockWait = 0.0,
+    verbose: Verbose = False,
+    as_json: Json = False,
+) -> None:
+    """Stop a service and remove it: unit, releases, state and cache."""
+    from toolkit.cli.progress import Lines
+    from toolkit.deploy.locate import find_service
+    from toolkit.life.uninstall import uninstall as run
+
+    where = fleet.where(inventory, limit)
+    if where is not None:
+        _ask(f"remove {name} from every host that --limit matches", yes=yes, as_json=as_json)
+        fleet.uninstall(name, where, fleet.Manner(True, verbose, as_json, lock_wait), purge=purge)
+        return
+    service = find_service(name)
+    _ask(f"remove {service.name} from this machine", yes=yes, as_json=as_json)
+    lines = Lines(verbose=verbose)
+    removal = run(service, purge=purge, wait=lock_wait, on_event=lines.event)
+    if as_json:
+        emit({"ok": True, **removal.to_json()})
+        return
+    for line in removal.removed:
+        answer(f"removed {line}")
+    for line in removal.kept:
+        answer(f"kept {line}")
+
+
+def _show_unused(front: str, found: dict[str, Any], *, dry: bool, as_json: bool) -> None:
+    tell = say if as_json else answer
+    word = "would remove" if dry else "removed"
+    for item in found["unused"]:
+        tell(f"{front}{word} {item['what']} {item['path']} ({item['size'] >> 20} MiB)")
+    if not found["unused"]:
+        tell(f"{front}nothing to remove")
+
+
+def _need_yes(*, yes: bool, as_json: bool) -> None:
+    if as_json and not yes:
+        raise ConfigError("--json changes nothing without --yes", hint="add --yes")
+
+
+def _ask(what: str, *, yes: bool, as_json: bool) -> None:
+    """Ask before something is removed.
+
+    Raises:
+        ConfigError: there is nobody to ask.
+        Exit: the answer is no.
+    """
+    _need_yes(yes=yes, as_json=as_json)
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise ConfigError(f"this would {what}", hint="add --yes")
+    if not typer.confirm(f"{what}?", err=True):
+        raise typer.Exit(1)

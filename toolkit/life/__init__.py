@@ -1,0 +1,1 @@
+"""What comes after a deploy: removing what nothing uses any more, and giving a host back."""

@@ -1,0 +1,218 @@
+"""Giving a host back: one service removed, and with `purge` everything that no other service needs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import secrets
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from toolkit.deploy.locate import Deployed, forget
+from toolkit.errors import ToolkitError
+from toolkit.hostside import command
+from toolkit.layout import TOOL, Layout
+from toolkit.life.unused import remove, services_in, unused
+from toolkit.profile.schema import DEFAULT_USER
+from toolkit.release import control
+from toolkit.release.controller import hold, reserve
+from toolkit.release.experiment import forget_experiment
+from toolkit.release.history import Entry, append
+from toolkit.release.host import ServiceHost
+from toolkit.release.journal import Event
+from toolkit.release.lock import whoami
+from toolkit.service import unit_files
+from toolkit.service.systemctl import systemctl
+from toolkit.service.systemd import RECOVER_UNIT, unit_name
+
+_LIMIT = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What an uninstall did.
+
+    Attributes:
+        service: name of the service.
+        removed: what was removed, a line each.
+        kept: what was left and why, a line each.
+    """
+
+    service: str
+    removed: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object, with an outcome as other changes have."""
+        message = f"{self.service} is removed: {len(self.removed)} things"
+        outcome: dict[str, Any] = {
+            "kind": "uninstall",
+            "status": "committed",
+            "message": message,
+            "hint": None,
+        }
+        outcome |= {"log": [], "serving": None, "seconds": {}}
+        return {"service": self.service, "removed": self.removed, "kept": self.kept, "outcome": outcome}
+
+
+def uninstall(
+    service: Deployed, *, purge: bool, wait: float, on_event: Callable[[Event], None] | None = None
+) -> Removal:
+    """Stop a service and remove it: unit, releases, state, cache.
+
+    Its history stays, for whoever asks later, unless `purge` says otherwise; checkpoints always stay.
+
+    Args:
+        service: the service.
+        purge: also remove its history and, with the last service, the toolkit itself.
+        wait: seconds to wait for the lock.
+        on_event: called with each event of the stop.
+
+    Raises:
+        LockedError: a change is under way.
+        ToolkitError: it cannot be stopped; nothing is removed then.
+    """
+    host = ServiceHost(service.layout, service.name)
+    done = Removal(service.name)
+    words = "uninstall --purge" if purge else "uninstall"
+    user = _user_of(host)
+    with reserve(service.layout, service.name, words, wait=wait, on_event=on_event):
+        if host.process_status().active:
+            outcome = control.stop(service.layout, service.name, on_event=on_event)
+            if outcome.status != "committed":
+                raise ToolkitError(
+                    f"{service.name} cannot be stopped: {outcome.message}; nothing was removed",
+                    hint=outcome.hint,
+                )
+        with hold(service.layout, service.name, words):
+            _remove_service(host, done, purge=purge)
+    forget(service)
+    if services_in(service.layout):
+        if purge:
+            _remove_unused(service.layout, done)
+        return done
+    if service.layout.root is None:
+        _remove_unit(RECOVER_UNIT, done)
+    if purge:
+        _remove_unused(service.layout, done, young=0.0)
+        _remove_folders(service.layout, done)
+        if service.layout.root is None:
+            _remove_toolkit(done)
+            _remove_user(user, service.layout, done)
+    return done
+
+
+def _remove_service(host: ServiceHost, done: Removal, *, purge: bool) -> None:
+    paths = host.paths
+    forget_experiment(paths)
+    if host.layout.root is None:
+        _remove_unit(unit_name(host.name), done)
+    for path in (paths.base, paths.cache, paths.log):
+        _remove_path(path, done)
+    for rotated in paths.log.parent.glob(f"{paths.log.name}.*"):
+        _remove_path(rotated, done)
+    # The lock lies in here; whoever asks for it from now on finds nothing deployed.
+    trash = paths.state.with_name(f".{paths.state.name}.{secrets.token_hex(4)}")
+    paths.state.rename(trash)
+    if not purge and (trash / paths.history.name).is_file():
+        paths.state.mkdir(mode=0o700)
+        (trash / paths.history.name).rename(paths.history)
+        entry = Entry(
+            id=secrets.token_hex(8),
+            kind="uninstall",
+            outcome="committed",
+            who=whoami(),
+            command="uninstall",
+            message="removed; its history is kept",
+        )
+        append(paths, entry)
+        done.kept.append(f"{paths.history}: its history (--purge removes it)")
+    shutil.rmtree(trash)
+    done.removed.append(str(paths.state))
+
+
+def _remove_unit(unit: str, done: Removal) -> None:
+    path = unit_files.path_of(unit)
+    if not os.path.lexists(path):
+        return
+    unit_files.disable(unit)
+    path.unlink()
+    systemctl("daemon-reload")
+    systemctl("reset-failed", unit)
+    done.removed.append(str(path))
+    for drop_in in unit_files.drop_ins(unit):
+        done.kept.append(f"{drop_in}: not made by ddtoolkit")
+
+
+def _remove_path(path: Path, done: Removal) -> None:
+    """Remove a file, or a folder without following links in it."""
+    if not os.path.lexists(path):
+        return
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    except OSError as error:
+        raise ToolkitError(
+            f"{error.filename or path}: cannot be removed: {error.strerror}",
+            hint="the same command again goes on",
+        ) from None
+    done.removed.append(str(path))
+
+
+def _remove_unused(layout: Layout, done: Removal, young: float | None = None) -> None:
+    for item in unused(layout) if young is None else unused(layout, young=young):
+        remove(item)
+        done.removed.append(str(item.path))
+
+
+def _remove_folders(layout: Layout, done: Removal) -> None:
+    """The toolkit's own folders; checkpoints stay where there are any."""
+    for path in (layout.services, layout.environments, layout.logs, layout.caches, layout.state):
+        _remove_path(path, done)
+    if layout.models.is_dir():
+        if any(layout.models.iterdir()):
+            done.kept.append(f"{layout.models}: checkpoints")
+        else:
+            layout.models.rmdir()
+            done.removed.append(str(layout.models))
+    with contextlib.suppress(OSError):
+        layout.models.parent.rmdir()
+
+
+def _remove_toolkit(done: Removal) -> None:
+    command.remove()
+    _remove_path(Path(TOOL), done)
+    with contextlib.suppress(OSError):  # something else is in it
+        Path(TOOL).parent.rmdir()
+
+
+def _user_of(host: ServiceHost) -> str:
+    with contextlib.suppress(ToolkitError):
+        current = host.store.current()
+        if current is not None:
+            return str((current.profile.get("host") or {}).get("user") or DEFAULT_USER)
+    return DEFAULT_USER
+
+
+def _remove_user(name: str, layout: Layout, done: Removal) -> None:
+    """Remove the system user that provisioning made, told by its home."""
+    try:
+        entry = pwd.getpwnam(name)
+    except KeyError:
+        return
+    if Path(entry.pw_dir) != layout.caches:
+        done.kept.append(f"user {name}: not made by ddtoolkit, its home is {entry.pw_dir}")
+        return
+    command_line = ["/usr/sbin/userdel", name]
+    ended = subprocess.run(command_line, capture_output=True, text=True, timeout=_LIMIT, check=False)
+    if ended.returncode:
+        done.kept.append(f"user {name}: {ended.stderr.strip()}")
+    else:
+        done.removed.append(f"user {name}")

@@ -1,0 +1,155 @@
+"""Environments and copies of the toolkit that no release of any service needs."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import toolkit
+from toolkit.errors import ToolkitError
+from toolkit.layout import TOOL, Layout
+from toolkit.release.host import ServiceHost
+from toolkit.release.store import Release
+from toolkit.remote.bootstrap import REMEMBERED
+
+# What was made this recently may be for a release that is not staged yet.
+YOUNG = 900.0
+_LIBRARIES = re.compile(r"lib-[0-9a-f]{16}")
+_COPY = re.compile(r"[0-9a-f]{16}")
+
+
+@dataclass(frozen=True, slots=True)
+class Unused:
+    """A folder that nothing needs.
+
+    Attributes:
+        path: the folder.
+        what: `libraries`, `code` or `toolkit`.
+        size: bytes that it takes on the disk.
+    """
+
+    path: Path
+    what: str
+    size: int
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {**asdict(self), "path": str(self.path)}
+
+
+def services_in(layout: Layout) -> list[str]:
+    """Names of all services that have releases below a layout."""
+    return sorted(path.parent.name for path in layout.services.glob("*/releases"))
+
+
+def unused(layout: Layout, *, young: float = YOUNG) -> list[Unused]:
+    """What can be removed, whichever services there are.
+
+    Args:
+        layout: where things lie.
+        young: seconds; younger folders are left.
+
+    Raises:
+        ToolkitError: a release does not tell what it needs, so that nothing can be said to be unused.
+    """
+    needed = {path for name in services_in(layout) for path in _needed_by(ServiceHost(layout, name))}
+    needed |= _of_this_process(layout)
+    found = []
+    for path, what in _candidates(layout):
+        with contextlib.suppress(FileNotFoundError):
+            if path not in needed and time.time() - path.stat().st_mtime > young and not _in_work(path):
+                found.append(Unused(path, what, _size(path)))
+    return found
+
+
+def remove(found: Unused) -> None:
+    """Remove it; renamed first, so that a part of it is never taken for the whole.
+
+    Raises:
+        ToolkitError: it cannot be removed.
+    """
+    trash = found.path.with_name(f".removed-{found.path.name}.{os.getpid()}")
+    try:
+        found.path.rename(trash)
+        shutil.rmtree(trash)
+        found.path.with_name(f".{found.path.name}.lock").unlink(missing_ok=True)
+    except OSError as error:
+        raise ToolkitError(f"{error.filename or found.path}: cannot be removed: {error.strerror}") from None
+
+
+def _needed_by(host: ServiceHost) -> Iterator[Path]:
+    for release in host.store.all():
+        yield from _needs(release)
+    status = host.process_status()
+    if status.active and status.release is not None:
+        with contextlib.suppress(ToolkitError):
+            yield from _needs(host.store.get(status.release))
+
+
+def _needs(release: Release) -> list[Path]:
+    built = release.manifest.get("environment")
+    if built is None:
+        return []
+    try:
+        return [Path(built["path"]), Path(built["python"]).parents[1]]
+    except (KeyError, TypeError, IndexError):
+        raise ToolkitError(
+            f"{release.path}: its manifest does not tell what it needs; nothing is removed",
+            hint=f"remove that release by hand if it is not wanted: {release.path}",
+        ) from None
+
+
+def _of_this_process(layout: Layout) -> set[Path]:
+    """What runs this, and what the next command will run under."""
+    home = Path(toolkit.__file__).parents[1]
+    found = {home, Path(sys.executable).parents[1], Path(sys.prefix)}
+    if layout.root is None:
+        with contextlib.suppress(OSError, IndexError):
+            python = (Path(TOOL) / REMEMBERED).read_text(encoding="utf-8").strip()
+            found.add(Path(python).parents[1])
+    return found
+
+
+def _candidates(layout: Layout) -> Iterator[tuple[Path, str]]:
+    for path in sorted(layout.environments.glob("*")):
+        if _LIBRARIES.fullmatch(path.name):
+            yield path, "libraries"
+        elif _COPY.fullmatch(path.name):
+            yield path, "code"
+    if layout.root is None:
+        for path in sorted(Path(TOOL).glob("*")):
+            if _COPY.fullmatch(path.name):
+                yield path, "toolkit"
+
+
+def _in_work(path: Path) -> bool:
+    """Whether libraries are being installed there."""
+    try:
+        fd = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += (Path(root) / name).lstat().st_blocks * 512
+    return total
