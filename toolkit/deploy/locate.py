@@ -98,12 +98,12 @@ def remember(service: Deployed) -> None:
 
 
 def forget(service: Deployed) -> None:
-    """Remove the record that `remember` made, and the folders that held nothing else."""
+    """Remove the record that `remember` made, and the folders that hold nothing else."""
     record = _records() / f"{service.name}.json"
-    with contextlib.suppress(OSError):
-        record.unlink()
-        record.parent.rmdir()
-        record.parents[1].rmdir()
+    record.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # one that holds something else, and all above it, stay
+        for folder in list(record.parents)[:4]:
+            folder.rmdir()
 
 
 def _records() -> Path:

@@ -56,7 +56,7 @@ class Removal:
             "message": message,
             "hint": None,
         }
-        outcome |= {"log": [], "serving": None, "seconds": {}}
+        outcome |= {"exit_code": 0, "log": [], "serving": None, "seconds": {}}
         return {"service": self.service, "removed": self.removed, "kept": self.kept, "outcome": outcome}
 
 

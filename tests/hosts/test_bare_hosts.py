@@ -1,0 +1,201 @@
+"""Two bare hosts, one made ready and deployed by the command, one by ansible-playbook; then given back."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hosts import wheelhouse
+from tests.hosts.conftest import MakeHost
+from tests.hosts.inventory import write_inventory
+from tests.hosts.machines import Host
+
+pytestmark = pytest.mark.timeout(600)
+
+NAME = "systemd-cpu"
+SCRIPTS = Path(sys.executable).parent
+PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
+BY_COMMAND, BY_PLAYBOOK = "ct200", "ct201"
+# What two hosts that were made at different times never share, and what only a run leaves.
+UNLIKE = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{8}")
+LEFT_OUT = ("/proc", "/sys", "/run", "/tmp", "/var/tmp", "/var/log/journal", "/var/lib/systemd", "/home")
+RUNTIME = re.compile(
+    r"/__pycache__|/build/hashes/|\.lock$|/(passwd|group|shadow|gshadow)-$|/reserve\.|-journal"
+)
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def house() -> Path:
+    if (reason := wheelhouse.why_not()) is not None:
+        pytest.skip(reason)
+    return wheelhouse.filled()
+
+
+@pytest.fixture(scope="module")
+def hosts(house: Path, make_host: MakeHost) -> dict[str, Host]:
+    return {
+        name: make_host("bookworm", name=name, binds=[house], disk="4G") for name in (BY_COMMAND, BY_PLAYBOOK)
+    }
+
+
+@pytest.fixture(scope="module")
+def before(hosts: dict[str, Host]) -> dict[str, set[str]]:
+    """The files of each host before anything was done there."""
+    return {name: files(host) for name, host in hosts.items()}
+
+
+@pytest.fixture(scope="module")
+def inventory(
+    hosts: dict[str, Host], before: dict[str, set[str]], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    path = tmp_path_factory.mktemp("bare") / "inventory.yaml"
+    return write_inventory(path, hosts.values(), {name: {"ddtoolkit_profiles": [NAME]} for name in hosts})
+
+
+@pytest.fixture(scope="module")
+def sets(house: Path) -> list[str]:
+    return ["--set", f"host.wheelhouse={house}"]
+
+
+@pytest.fixture(scope="module")
+def ddtoolkit(inventory: Path) -> Command:
+    def run(*arguments: str, host: str = BY_COMMAND, status: int = 0) -> subprocess.CompletedProcess[str]:
+        command = [SCRIPTS / "ddtoolkit", *arguments, "-i", inventory, "--limit", host]
+        return ended(command, os.environ, status)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def playbook(inventory: Path, sets: list[str]) -> Command:
+    settings = inventory.parent / "settings"
+    ended(
+        [SCRIPTS / "ddtoolkit", "render", NAME, "--format", "ansible", "--out", settings, *sets],
+        os.environ,
+        0,
+    )
+
+    def run(name: str, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+        command = [
+            SCRIPTS / "ansible-playbook",
+            "-i",
+            inventory,
+            PLAYBOOKS / name,
+            "--limit",
+            BY_PLAYBOOK,
+            "-b",
+        ]
+        command += [
+            "-e",
+            f"ddtoolkit_settings_file={settings}/settings.json",
+            "-e",
+            f"ddtoolkit_service={NAME}",
+        ]
+        return ended([*command, *arguments], os.environ | {"ANSIBLE_PIPELINING": "True"}, status)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def deployed(ddtoolkit: Command, playbook: Command, sets: list[str]) -> None:
+    """Both hosts serve, each made ready in its own way."""
+    ddtoolkit("deploy", "profile", NAME, *sets, "--yes")
+    playbook("site.yml")
+
+
+def ended(command: list[Any], environment: Any, status: int) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=580, env=environment)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+def files(host: Host) -> set[str]:
+    """Mode, owner, group, path and link target of every file; folders' sizes and times are nobody's."""
+    prune = " -o ".join(f"-path {path}" for path in LEFT_OUT)
+    shown = host.root(["sh", "-c", f"find / -xdev \\( {prune} \\) -prune -o -printf '%M %u %g %p %l\\n'"])
+    lines = (UNLIKE.sub("RELEASE", line) for line in shown.stdout.splitlines())
+    return {line for line in lines if not RUNTIME.search(line)}
+
+
+def recap(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
+    line = next(line for line in done.stdout.splitlines() if line.startswith(BY_PLAYBOOK) and "ok=" in line)
+    return {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", line)}
+
+
+def test_a_bare_host_is_planned_without_being_touched(
+    ddtoolkit: Command, hosts: dict[str, Host], before: dict[str, set[str]], sets: list[str]
+) -> None:
+    shown = ddtoolkit("plan", NAME, *sets).stdout
+    assert "nothing of ddtoolkit is there yet" in shown
+    assert "the locked libraries of the embedded engine" in shown
+    grown = {
+        line for line in files(hosts[BY_COMMAND]) - before[BY_COMMAND] if "/opt/ddtoolkit/tool" not in line
+    }
+    assert not {line for line in grown if not line.endswith(" /opt/ddtoolkit ")}
+
+
+def test_check_mode_passes_on_a_bare_host(playbook: Command, inventory: Path) -> None:
+    assert recap(playbook("site.yml", "--check"))["changed"] > 0
+
+
+def test_both_ways_give_the_same_host(deployed: None, hosts: dict[str, Host]) -> None:
+    ours, theirs = (files(hosts[name]) for name in (BY_COMMAND, BY_PLAYBOOK))
+    assert sorted(ours ^ theirs) == []
+
+
+def test_a_second_run_changes_nothing(
+    deployed: None, ddtoolkit: Command, playbook: Command, sets: list[str]
+) -> None:
+    assert recap(playbook("site.yml"))["changed"] == 0
+    assert recap(playbook("site.yml", "--check"))["changed"] == 0
+    assert "nothing to do" in ddtoolkit("deploy", "profile", NAME, *sets, "--yes", host=BY_PLAYBOOK).stderr
+
+
+def test_a_swap_by_playbook_is_in_the_history_that_everyone_sees(
+    deployed: None, ddtoolkit: Command, playbook: Command, hosts: dict[str, Host]
+) -> None:
+    change = json.dumps({"ddtoolkit_set": ["service.max_running_requests=8"]})
+    assert recap(playbook("swap.yml", "-e", change))["changed"] == 1
+    assert recap(playbook("swap.yml", "-e", change))["changed"] == 0
+    assert "service.max_running_requests: 16 -> 8" in ddtoolkit("history", NAME, host=BY_PLAYBOOK).stdout
+    on_host = hosts[BY_PLAYBOOK].root(["ddtoolkit", "history", NAME]).stdout
+    assert "service.max_running_requests: 16 -> 8" in on_host
+    assert recap(playbook("rollback.yml"))["changed"] == 1
+    assert "rollback" in ddtoolkit("history", NAME, host=BY_PLAYBOOK).stdout
+
+
+def test_a_bad_value_fails_the_playbook_with_its_reason(deployed: None, playbook: Command) -> None:
+    done = playbook("swap.yml", "-e", '{"ddtoolkit_set": ["speculative.budgets=7"]}', status=2)
+    assert "speculative.budget" in done.stdout
+
+
+def test_an_upgrade_has_nothing_to_do_on_this_version(deployed: None, ddtoolkit: Command) -> None:
+    assert "nothing to do" in ddtoolkit("upgrade", NAME, "--yes").stderr
+
+
+@pytest.mark.parametrize("way", [BY_COMMAND, BY_PLAYBOOK])
+def test_a_purged_host_is_as_it_was(
+    deployed: None,
+    ddtoolkit: Command,
+    playbook: Command,
+    hosts: dict[str, Host],
+    before: dict[str, set[str]],
+    way: str,
+) -> None:
+    if way == BY_COMMAND:
+        ddtoolkit("uninstall", NAME, "--purge", "--yes")
+    else:
+        playbook("uninstall.yml", "-e", "ddtoolkit_purge=true")
+    assert sorted(files(hosts[way]) ^ before[way]) == []
+    units = hosts[way].root(["systemctl", "list-units", "--all", "--plain", "--no-legend", "ddtoolkit*"])
+    assert not units.stdout
