@@ -73,6 +73,11 @@ def test_a_change_that_was_never_begun_is_not_taken_for_the_one_before(deployed)
         follow({"service": service.name, "since": 0.0, "after": done}, lambda _: None)
 
 
+def test_a_first_deploy_that_left_no_record_was_not_begun(deployed):
+    with pytest.raises(ToolkitError, match="before the change was begun"):
+        follow({"service": "other", "since": 0.0, "after": None}, lambda _: None)
+
+
 def test_a_change_that_is_still_being_prepared_is_waited_for(deployed):
     service, done = deployed
     second = service.stage("two")

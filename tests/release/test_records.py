@@ -1,5 +1,8 @@
 """History and journal: what a crash or damage in the middle of a line leaves readable."""
 
+import errno
+import os
+
 import pytest
 
 from toolkit.errors import ToolkitError
@@ -131,3 +134,19 @@ def test_experiments_and_what_was_undone_never_served_for_good(service):
         ("swap", "d", "committed"),
         ("rollback", "a", "rolled_back"),
     ) == ["a", "d"]
+
+
+def test_an_entry_that_finds_the_disk_full_at_its_very_end_is_made_once(service, monkeypatch):
+    history.append(service.paths, entry(1))
+    service.host.reserve.fill()
+    full, real = [OSError(errno.ENOSPC, "No space left on device")], os.fsync
+
+    def fsync(fd):
+        if full:
+            raise full.pop()
+        real(fd)
+
+    monkeypatch.setattr("os.fsync", fsync)
+    history.append(service.paths, entry(2))
+    assert not full
+    assert [item.id for item in history.read(service.paths)] == ["t1", "t2"]

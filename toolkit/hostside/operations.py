@@ -19,7 +19,7 @@ from toolkit.deploy.locate import Deployed, current_release, deployed_services, 
 from toolkit.deploy.prepare import Prepared, prepare
 from toolkit.deploy.watch import observe
 from toolkit.drift.find import find
-from toolkit.errors import ToolkitError
+from toolkit.errors import ConfigError, ToolkitError
 from toolkit.hostside import command
 from toolkit.layout import Layout
 from toolkit.life import uninstall as life
@@ -233,7 +233,12 @@ def follow(args: Args, send: Send) -> dict[str, Any]:
     With `after`, the id of the transaction before (None: there was none), it must be another one: what works
     for the lost connection may not have begun it yet, or never will.
     """
-    service = find_service(args["service"])
+    try:
+        service = find_service(args["service"])
+    except ConfigError:  # a first deploy puts it on record before anything else
+        if "after" in args:
+            raise _not_begun() from None
+        raise
     host = ServiceHost(service.layout, service.name)
     folder = host.paths.transaction
     if "after" in args:
@@ -293,11 +298,15 @@ def _await_another(host: ServiceHost, before: str | None) -> None:
     while _last(host) in (None, before):
         holder = host.lock.holder()
         if holder is None or host.lock.stale(holder):
-            raise ToolkitError(
-                "the connection broke before the change was begun; what serves was not touched",
-                hint="run the same command again",
-            )
+            raise _not_begun()
         time.sleep(_POLL)
+
+
+def _not_begun() -> ToolkitError:
+    return ToolkitError(
+        "the connection broke before the change was begun; what serves was not touched",
+        hint="run the same command again",
+    )
 
 
 def _last(host: ServiceHost) -> str | None:

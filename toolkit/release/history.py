@@ -72,10 +72,13 @@ def _append(path: Path, line: bytes) -> None:
         size = os.fstat(fd).st_size
         if size and os.pread(fd, 1, size - 1) != b"\n":
             line = b"\n" + line
-        if os.write(fd, line) < len(line):  # only a disk that fills up cuts a write short
-            os.ftruncate(fd, size)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        os.fsync(fd)
+        try:
+            if os.write(fd, line) < len(line):  # only a disk that fills up cuts a write short
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            os.fsync(fd)
+        except OSError:
+            os.ftruncate(fd, size)  # it is tried again in reserved space
+            raise
     finally:
         os.close(fd)
 
