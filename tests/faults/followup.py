@@ -6,10 +6,13 @@ import contextlib
 import json
 import os
 import subprocess
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tests.faults.bench import KEY, NAME, PYTHON, Bench
 from tests.faults.scenarios import DEPLOY, SETS, Scenario
+from toolkit.errors import ConfigError
+from toolkit.remote.agent import Agent, _Pipes
 
 if TYPE_CHECKING:
     from tests.faults.strike import Run
@@ -22,7 +25,7 @@ def repeat_outside(bench: Bench, scenario: Scenario, run: Run) -> str:
     status = bench.command("status", NAME, "--json")
     if run.serving == "none" and run.outcome is None:
         # Nothing is deployed there, nor has anything of the toolkit said which interpreter would have it.
-        if status.code not in (0, 1, 2) or not status.err.strip():
+        if status.code not in (0, 1, 2) or (status.code and not status.err.strip()):
             run.problems.append(f"status: exit status {status.code}: {status.err[-400:]}")
     elif status.code != 0:
         run.problems.append(f"status: exit status {status.code}: {status.err[-400:]}")
@@ -99,29 +102,26 @@ def desired(bench: Bench) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def agent(bench: Bench, tool: str) -> Any:
+def agent(bench: Bench, tool: str) -> Iterator[Any]:
     """Asks an agent that was started on the host without SSH."""
     command = ["nsenter", f"--target={bench.host.leader()}", "--all", "--root", "--wd", "env", "-i",
                "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LC_ALL=C.UTF-8", f"PYTHONPATH={tool}",
                PYTHON, "-P", "-m", "toolkit.hostside"]  # fmt: skip
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as child:
         assert child.stdin is not None
         assert child.stdout is not None
+        asked = Agent(bench.host.name, _Pipes(child), "")
 
         def ask(operation: str, args: dict[str, Any], fails_as: Any = None) -> Any:
-            child.stdin.write(json.dumps({"op": operation, "args": {**args, "who": "ann@desk"}}) + "\n")
-            child.stdin.flush()
-            for line in child.stdout:
-                message = json.loads(line)
-                if "result" in message:
-                    return message["result"]
-                if "error" in message:
-                    if fails_as is not None and message["error"]["kind"] == "ConfigError":
-                        return fails_as
-                    raise RuntimeError(f"{operation}: {message['error']['message']}")
-            raise RuntimeError(f"{operation}: the agent ended")
+            try:
+                return asked.call(operation, {**args, "who": "ann@desk"})
+            except ConfigError:
+                if fails_as is None:
+                    raise
+                return fails_as
 
-        yield ask
+        with asked.beating():
+            yield ask
         child.stdin.close()
         child.stdout.read()  # it gives its locks back before it ends
 

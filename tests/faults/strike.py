@@ -17,6 +17,7 @@ from tests.faults.scenarios import Scenario, arm
 from tests.faults.verdict import judge_end, judge_settled
 from tests.faults.watch import Watch, busy
 from tests.hosts.machines import FILLER, Host
+from toolkit.errors import ToolkitError
 
 # Seconds until a command that was not struck at its point counts as missed.
 REACH_LIMIT = 60.0
@@ -104,7 +105,7 @@ def strike(bench: Bench, scenario: Scenario, moment: Moment, fault: str, *, cli:
         repeat = repeat_outside if outside else repeat_inside
         run.again = repeat(bench, scenario, run)
         judge_end(run, before, found, bench.look(), scenario)
-    except (RuntimeError, TimeoutError, OSError, ValueError, KeyError) as error:
+    except (ToolkitError, RuntimeError, OSError, ValueError, KeyError) as error:
         run.problems.append(f"{type(error).__name__}: {error}"[:1500])
     finally:
         watch.stop()
