@@ -26,7 +26,7 @@ from tests.hosts.network import Network
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "systemd-cpu"
 SETS = ("--set", f"host.python={sys.executable}")
-LIMIT = 900
+LIMIT = 3600
 
 
 class Fleet:
@@ -53,9 +53,10 @@ class Fleet:
             raise SystemExit(f"{' '.join(arguments)}: status {done.returncode}\n{done.stdout}{done.stderr}")
         return seconds, json.loads(done.stdout)
 
-    def deploy(self, *sets: str, batch: int) -> tuple[float, Any]:
-        """Deploy the profile everywhere."""
-        return self.toolkit("deploy", "profile", NAME, *SETS, *sets, "--yes", "--batch", str(batch))
+    def deploy(self, *more: str, batch: int, limit: str | None = None) -> tuple[float, Any]:
+        """Deploy the profile, everywhere or on the hosts of a pattern."""
+        words = ("deploy", "profile", NAME, *SETS, *more, "--yes", "--batch", str(batch))
+        return self.toolkit(*words, limit=limit)
 
 
 @contextmanager
