@@ -180,7 +180,7 @@ def ends(site: Site, made: Round, found: list[dict[str, str]]) -> None:
         site.shell(made.by_hand)
         site.deploy()
     left = site.drifts()
-    assert len(found) == len(made.cases), found
+    assert len(found) == len(made.cases), json.dumps(found, indent=1)
     assert tuple(step["action"] for step in plan["steps"]) == made.steps
     assert "nothing to do" not in done["said"]
     assert left == []

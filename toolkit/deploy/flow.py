@@ -461,6 +461,9 @@ def _with_kept_secrets(unit: Unit, base: Release | None, given: Mapping[str, str
         ConfigError: a value is missing.
     """
     before = {} if base is None else stored_secrets(base.unit)
+    if base is not None and not before and base.unit.secrets and set(base.unit.secrets) <= set(given):
+        # The base's own are gone: without them there would be no way back to it.
+        store_secrets(base.unit, {key: given[key] for key in base.unit.secrets})
     values = {key: given.get(key) or before.get(key) for key in unit.secrets}
     if missing_keys := [key for key, value in values.items() if value is None]:
         raise ConfigError(
