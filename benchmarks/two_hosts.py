@@ -110,20 +110,22 @@ def idle_commands(made: Fleet, turns: int) -> dict[str, Any]:
     }
 
 
-def restart_by_hand(host: Host) -> float:
-    """Seconds of the server's own stop and start up to its first token, on the host itself."""
+def restart_by_hand(host: Host) -> dict[str, float]:
+    """Seconds of the server's own stop, and of its start up to its first token, on the host itself."""
     command = [sys.executable, "-c", BY_HAND, f"ddtoolkit-{NAME}", "30000"]
-    return sum(json.loads(host.root(command).stdout).values())
+    return dict(json.loads(host.root(command).stdout))
 
 
 def swaps(made: Fleet, turns: int) -> dict[str, Any]:
     """Accepted swaps on one host after the other, each after a restart by hand."""
     values = dict.fromkeys(made.hosts, False)
-    walls, judged, by_hand, beyond_steps, beyond_hand, steps = [], [], [], [], [], []
+    walls, judged, stops, starts, beyond_steps, beyond_hand, steps = [], [], [], [], [], [], []
     for turn in range(turns):
         name = list(made.hosts)[turn % len(made.hosts)]
         values[name] = not values[name]
-        by_hand.append(restart_by_hand(made.hosts[name]))
+        by_hand = restart_by_hand(made.hosts[name])
+        stops.append(by_hand["stop"])
+        starts.append(by_hand["start"])
         change = f"speculative.debug_metrics={str(values[name]).lower()}"
         wall, said = made.toolkit("swap", NAME, "--set", change, "--new-baseline", "--yes", limit=name)
         seconds = said["hosts"][name]["result"]["outcome"]["seconds"]
@@ -131,11 +133,12 @@ def swaps(made: Fleet, turns: int) -> dict[str, Any]:
         steps.append(seconds)
         judged.append(seconds["acceptance"])
         beyond_steps.append(wall - seconds["acceptance"] - sum(seconds[step] for step in STEPS))
-        beyond_hand.append(wall - seconds["acceptance"] - by_hand[-1])
+        beyond_hand.append(wall - seconds["acceptance"] - sum(by_hand.values()))
     return {
         "wall": spread(walls),
         "acceptance": spread(judged),
-        "restart_by_hand": spread(by_hand),
+        "stop_by_hand": spread(stops),
+        "start_by_hand": spread(starts),
         "beyond_its_steps": spread(beyond_steps),
         "beyond_a_restart_by_hand": spread(beyond_hand),
         "steps": steps,

@@ -192,7 +192,7 @@ ROUNDS = (
         (
             Case(
                 "arguments",
-                f"mkdir {UNIT}.d; {{ echo '[Service]'; echo ExecStart=; "
+                f"rm -f {CACHE}/stranger; mkdir {UNIT}.d; {{ echo '[Service]'; echo ExecStart=; "
                 f"sed -n '/^ExecStart=/s/ddtree-budget\" \"16/ddtree-budget\" \"9/p' {UNIT}; "
                 f"echo User=root; echo Environment=PYTHONPATH={CURRENT} XDG_CACHE_HOME=/tmp; "
                 f"sed -n 's/^Environment=\\(.*PYTHONPATH.*\\)/Environment=\\1/p' {UNIT}; }} > {DROP_IN}; "
