@@ -88,8 +88,8 @@ def order(job: tuple[str, Moment, str]) -> int:
     """What is most telling comes first: a transaction does not feel what becomes of those who watch it."""
     name, moment, fault = job
     if moment.role == "transaction" and fault in ("controller", "network"):
-        return 2
-    return 1 if name == "provision" else 0
+        return 3
+    return {"swap": 0, "provision": 2}.get(name, 1)
 
 
 __all__ = ["FAULTS", "Results", "order"]
