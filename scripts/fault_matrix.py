@@ -32,8 +32,10 @@ from tests.faults.results import Results, order
 from tests.faults.table import update
 
 
-def work(pipe: Connection, number: int, names: list[str]) -> None:
+def work(pipe: Connection, others: list[Connection], number: int, names: list[str]) -> None:
     """One host's worker: counts what it is asked to, then strikes what it is given."""
+    for other in others:  # inherited: while one holds them, the other never hears that the parent is gone
+        other.close()
     from tests.faults.bench import Bench, warm
     from tests.faults.scenarios import SCENARIOS, count, prepare
     from tests.faults.strike import strike
@@ -88,9 +90,9 @@ def drive(options: argparse.Namespace) -> Iterator[tuple[int, int, dict[str, Any
     for number in range(options.hosts):
         mine, its = context.Pipe()
         names = list(SCENARIOS) if number == 0 else []
-        context.Process(target=work, args=(its, number, names), daemon=False).start()
-        its.close()
         ends.append(mine)
+        context.Process(target=work, args=(its, ends, number, names), daemon=False).start()
+        its.close()
     points: dict[str, list[Moment]] = ends[0].recv()
     results.points = points
     left = jobs(points, results, options)
