@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Makes .venv-sglang ready: stock SGLang 0.5.17 for tests on a CPU, with the packages it imports and no CUDA.
+# A GPU host installs ddtoolkit[sglang] instead, which brings all that SGLang asks for.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+venv=${DDTOOLKIT_SGLANG_VENV:-.venv-sglang}
+torch=${DDTOOLKIT_TORCH:-torch==2.13.0}
+python=${DDTOOLKIT_PYTHON:-python3}
+
+# What SGLang pins, and what it imports without pinning. The packages without their needs ask for CUDA ones.
+pinned=(transformers==5.12.1 tokenizers==0.22.2 openai==2.6.1 apache-tvm-ffi==0.1.11 triton==3.6.0 numpy==2.3.5)
+imported=(aiohttp dill einops fastapi gguf ipython jsonschema loguru msgspec orjson partial-json-parser pillow
+    prometheus-client psutil pybase64 pydantic python-multipart pyzmq requests safetensors sentencepiece
+    setproctitle soundfile starlette tqdm uvicorn uvloop)
+alone=(sglang==0.5.17 xgrammar==0.2.1 compressed-tensors==0.20.1)
+
+wanted=$( { "$python" -VV; printf '%s ' "$torch" "$PWD"; cat scripts/sglang_env.sh pyproject.toml; } | sha256sum)
+if [ "$(cat "$venv/.ready" 2>/dev/null)" = "$wanted" ]; then
+    exit 0
+fi
+
+printf 'preparing %s\n' "$venv" >&2
+rm -f "$venv/.ready"
+"$python" -m venv "$venv"
+pip=("$venv/bin/python" -m pip install -q --disable-pip-version-check)
+"${pip[@]}" --upgrade pip
+"${pip[@]}" "$torch" "${pinned[@]}" "${imported[@]}"
+"${pip[@]}" --no-deps "${alone[@]}"
+"${pip[@]}" --no-deps -e .
+printf '%s\n' "$wanted" > "$venv/.ready"

@@ -1,0 +1,100 @@
+"""What SGLang's own argument resolution does with DDTREE's flags, and whether a missing hook is found."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.sglang.conftest import DRAFT, FLAGS, environment
+
+pytestmark = pytest.mark.timeout(600)
+
+TREE = [*DRAFT, "--speculative-algorithm", "DDTREE"]
+ACCEPTED = {
+    "defaults": TREE,
+    "flags": [*TREE, "--speculative-ddtree-budget", "32", "--speculative-ddtree-topk-cap", "4"],
+    "lower case": [*DRAFT, "--speculative-algorithm", "ddtree"],
+    "plain": [],
+}
+REFUSED = {
+    "tree budget 6 is below 7": [*TREE, "--speculative-ddtree-budget", "6"],
+    "budget is 0": [*TREE, "--speculative-ddtree-budget", "0"],
+    "needs --speculative-algorithm DDTREE": ["--speculative-ddtree-topk-cap", "8"],
+    "--speculative-num-draft-tokens is 9, DDTREE sets it to 17": [
+        *TREE,
+        "--speculative-num-draft-tokens",
+        "9",
+    ],
+    "--speculative-draft-model-path is not set": ["--speculative-algorithm", "DDTREE"],
+    "cannot verify trees with MHA": [*TREE, "--attention-backend", "torch_native"],
+    "--speculative-draft-window-size": [*TREE, "--speculative-draft-window-size", "64"],
+    "--speculative-accept-threshold-single": [*TREE, "--speculative-accept-threshold-single", "0.5"],
+    "--enable-custom-logit-processor": [*TREE, "--enable-custom-logit-processor"],
+    "--page-size is 16": [*TREE, "--page-size", "16"],
+}
+
+
+@pytest.fixture(scope="module")
+def told(sglang_python: Path):
+    cases = [[*FLAGS, *argv] for argv in (*ACCEPTED.values(), *REFUSED.values())]
+    program = Path(__file__).with_name("inside.py")
+    run = subprocess.run(
+        [sglang_python, program],
+        input=json.dumps(cases),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def case(told, name):
+    return told["cases"][[*ACCEPTED, *REFUSED].index(name)]
+
+
+def test_the_width_follows_from_the_budget(told):
+    resolved = case(told, "flags")["resolved"]
+    assert resolved["speculative_num_draft_tokens"] == 33
+    assert resolved["speculative_eagle_topk"] == 4
+    assert resolved["speculative_dflash_block_size"] == 8
+    assert resolved["speculative_num_steps"] == 1
+
+
+@pytest.mark.parametrize(("name", "budget"), [("defaults", 16), ("flags", 32), ("lower case", 16)])
+def test_schedulers_are_left_the_options(told, name, budget):
+    assert json.loads(case(told, name)["environment"])["budget"] == budget
+
+
+def test_without_ddtree_nothing_is_set(told):
+    plain = case(told, "plain")
+    assert plain["environment"] is None
+    assert plain["resolved"]["speculative_num_draft_tokens"] is None
+    assert not told["hooks"]["idle"]
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_cannot_be_served_is_refused(told, reason):
+    assert reason in case(told, reason)["refused"]
+
+
+def test_the_mask_is_asked_for_with_ddtree_only(told):
+    assert told["hooks"]["selected"] == ["TritonAttnBackend", True]
+    assert told["hooks"]["not_selected"] == ["TritonAttnBackend", False]
+
+
+def test_a_missing_hook_is_found(told):
+    assert told["hooks"]["hooked"] is None
+    assert "resolve_dflash_verify_mask_policy is not in place" in told["hooks"]["unhooked"]
+    assert "resolve_dflash_verify_mask_policy is not in place" in told["hooks"]["lost"]
+    assert "validate_dflash_request is not in place" in told["hooks"]["copy_lost"]
+
+
+def test_another_sglang_is_refused(told):
+    assert told["hooks"]["version"] == "DDTREE needs sglang 0.5.17, this is 0.5.18"
+
+
+def test_the_attention_twin_is_sglangs(told):
+    assert told["twin_error"] < 2e-6
