@@ -27,12 +27,14 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from toolkit.ddtree.engine import Engine
-from toolkit.ddtree.types import Algorithm, EngineConfig, Request, SamplingParams, TreeLimits
+from toolkit.ddtree.types import Algorithm, EngineConfig, Expansion, Request, SamplingParams, TreeLimits
 
 ROOT = Path(__file__).parents[1]
 PROMPTS = ROOT / "toolkit/acceptance/prompts/python.jsonl"
-BUDGETS = (7, 8, 15, 16, 31, 32, 64)
+BUDGETS = (7, 8, 15, 16, 32, 64)
+INFORMED_BUDGETS = (7, 8, 11, 15, 16, 32)  # of the policy transition
 CONCURRENT = 8
+OFF = TreeLimits(16, 8)  # where nothing grows trees
 
 Texts = list[list[int]]
 Decode = Callable[[Texts], Texts]
@@ -41,13 +43,13 @@ Decode = Callable[[Texts], Texts]
 class EngineMode:
     """One engine, and what it accepted."""
 
-    def __init__(self, args: argparse.Namespace, algorithm: Algorithm, budget: int = 16) -> None:
+    def __init__(self, args: argparse.Namespace, algorithm: Algorithm, limits: TreeLimits = OFF) -> None:
         self.engine = Engine(
             EngineConfig(
                 model_path=args.target,
                 draft_model_path=args.drafter,
                 algorithm=algorithm,
-                limits=TreeLimits(budget, 8),
+                limits=limits,
                 max_running_requests=CONCURRENT,
                 prefix_cache_tokens=0,
                 threads=args.threads,
@@ -98,7 +100,13 @@ def main() -> None:
     engines = {
         "plain": EngineMode(args, Algorithm.NONE),
         "DFLASH": EngineMode(args, Algorithm.DFLASH),
-        **{f"DDTREE {budget}": EngineMode(args, Algorithm.DDTREE, budget) for budget in args.budgets},
+        **{f"DDTREE {n}": EngineMode(args, Algorithm.DDTREE, TreeLimits(n, 8)) for n in args.budgets},
+        **{
+            f"DDTREE transition {n}": EngineMode(
+                args, Algorithm.DDTREE, TreeLimits(n, 8, Expansion.TRANSITION)
+            )
+            for n in args.informed_budgets
+        },
     }
     lines = PROMPTS.read_text(encoding="utf-8").splitlines()[:CONCURRENT]
     prompts = [engines["plain"].engine.encode(json.loads(line)["prompt"]) for line in lines]
@@ -129,7 +137,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--budgets", type=int, nargs="+", default=BUDGETS)
+    parser.add_argument("--budgets", type=int, nargs="*", default=BUDGETS, help="of best-first trees")
+    parser.add_argument(
+        "--informed-budgets", type=int, nargs="*", default=INFORMED_BUDGETS, help="of the policy transition"
+    )
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
 

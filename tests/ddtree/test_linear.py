@@ -40,6 +40,14 @@ class TestLinear:
             by_rows[rows] = len(calls)
         assert by_rows == {1: 0, 2: int(library), 40: int(library), 41: 0}
 
+    @pytest.mark.parametrize("intel", [True, False])
+    def test_intel_s_own_library_is_left_to_itself(self, monkeypatch, intel):
+        monkeypatch.setattr(linear, "is_intel", lambda: intel)
+        monkeypatch.setattr(linear, "has_small_products", linear.has_small_products.__wrapped__)
+        product = Linear(torch.ones(64, 32))
+        assert (product._fetched is None) == intel
+        assert not (intel and product._blocks)
+
     def test_a_large_weight_stays_with_torch(self, library, monkeypatch):
         monkeypatch.setattr(linear, "_product", lambda *args: pytest.fail("went through numpy"))
         Linear(torch.zeros(4096, 4096))(torch.zeros(2, 4096))

@@ -32,6 +32,7 @@ def test_every_mode_gives_the_plain_text(temperature):
         (Algorithm.DFLASH, TreeLimits(16, 8)),
         (Algorithm.DDTREE, TreeLimits(32, 8)),
         (Algorithm.DDTREE, TreeLimits(64, 4, Expansion.CHAIN_SEEDED)),
+        (Algorithm.DDTREE, TreeLimits(24, 8, Expansion.TRANSITION)),
     ):
         engine = build_engine(BUNDLED, algorithm, device="cuda", limits=limits)
         results = generate(engine, *batch)

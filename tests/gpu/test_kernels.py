@@ -10,6 +10,7 @@ if not torch.cuda.is_available():
 
 from toolkit.ddtree import tree
 from toolkit.ddtree.kernels import topk, tree_builder
+from toolkit.ddtree.transition import RankedChildren, TransitionTable
 from toolkit.ddtree.tree import BatchLimits, DraftTrees
 from toolkit.ddtree.types import Expansion, TreeLimits
 from toolkit.ddtree.walk import compaction_indices, walk
@@ -82,30 +83,45 @@ def test_trees_are_the_reference_s_bit_for_bit(budget, ranks, slots):
         TreeLimits(budget, ranks, Expansion.CHAIN),
         TreeLimits(budget - 1, 1),
     ]
+    if budget * ranks <= 8192:  # what one program sorts of re-scored children on any GPU
+        limits[1] = TreeLimits(budget // 2, max(1, ranks // 2), Expansion.TRANSITION)
+        limits[2] = TreeLimits(budget, ranks, Expansion.TRANSITION)
     roots = torch.arange(5, device="cuda")
-    trees, links = tree_builder.build_trees(logprobs, tokens, roots, BatchLimits.of(limits, "cuda"), budget)
-    expected = tree.build_trees(logprobs, tokens, roots, BatchLimits.of(limits), budget)
+    batch, children = BatchLimits.of(limits, "cuda"), None
+    if any(limit.expansion is Expansion.TRANSITION for limit in limits):
+        children = random_table(slots).rank_children(logprobs, tokens, roots, batch.topk_cap)
+    trees, links = tree_builder.build_trees(logprobs, tokens, roots, batch, budget, children)
+    expected = tree.build_trees(logprobs, tokens, roots, BatchLimits.of(limits), budget, children)
     assert trees.counts.tolist() == expected.counts.tolist()
     assert_equal(trees, links, expected)
+
+
+def random_table(slots: int) -> TransitionTable:
+    generator = torch.Generator("cuda").manual_seed(0)
+    left, right = torch.randn(2, VOCABULARY, 8, device="cuda", generator=generator)
+    return TransitionTable(left, right, torch.ones(slots, device="cuda"))
 
 
 def test_a_captured_graph_serves_other_logits_and_limits():
     logits = torch.randn(3, 7, VOCABULARY, device="cuda") * 4
     roots = torch.zeros(3, dtype=torch.int64, device="cuda")
     limits = BatchLimits.of([TreeLimits(33, 8)] * 3, "cuda")
+    table = random_table(7)
 
-    def step() -> tuple[DraftTrees, tree_builder.TreeLinks, torch.Tensor, torch.Tensor]:
+    def step() -> tuple[DraftTrees, tree_builder.TreeLinks, torch.Tensor, torch.Tensor, RankedChildren]:
         logprobs, tokens = topk.topk_logprobs(logits, 8)
-        return *tree_builder.build_trees(logprobs, tokens, roots, limits, 33), logprobs, tokens
+        children = table.rank_children(logprobs, tokens, roots, limits.topk_cap)
+        trees, links = tree_builder.build_trees(logprobs, tokens, roots, limits, 33, children)
+        return trees, links, logprobs, tokens, children
 
     step()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        trees, links, logprobs, tokens = step()
+        trees, links, logprobs, tokens, children = step()
     for seed in range(3):
         logits.copy_(torch.randn(logits.shape, generator=torch.Generator().manual_seed(seed)) * 4)
         roots.fill_(seed)
-        now = [TreeLimits(33, 8), TreeLimits(5 + seed, 3, Expansion.CHAIN_SEEDED), TreeLimits(20, 1)]
+        now = [TreeLimits(33, 8), TreeLimits(5 + seed, 3, Expansion.TRANSITION), TreeLimits(20, 1)]
         for held, new in zip(
             (limits.budget, limits.topk_cap, limits.expansion),
             (BatchLimits.of(now).budget, BatchLimits.of(now).topk_cap, BatchLimits.of(now).expansion),
@@ -114,7 +130,7 @@ def test_a_captured_graph_serves_other_logits_and_limits():
             held.copy_(new)
         graph.replay()
         assert torch.equal(tokens, tree.topk_logprobs(logits, 8)[1])
-        expected = tree.build_trees(logprobs, tokens, roots, BatchLimits.of(now), 33)
+        expected = tree.build_trees(logprobs, tokens, roots, BatchLimits.of(now), 33, children)
         assert_equal(trees, links, expected)
 
 
@@ -124,10 +140,12 @@ def test_a_round_never_waits_for_the_device():
     roots = torch.zeros(2, dtype=torch.int64, device="cuda")
     limits = BatchLimits.of([TreeLimits(33, 8)] * 2, "cuda")
     starts = torch.arange(2, device="cuda")
+    table = random_table(7)
     for mode in ("default", "error"):
         torch.cuda.set_sync_debug_mode(mode)
         logprobs, tokens = topk.topk_logprobs(logits, 8)
-        trees, _ = tree_builder.build_trees(logprobs, tokens, roots, limits, 33)
+        children = table.rank_children(logprobs, tokens, roots, limits.topk_cap)
+        trees, _ = tree_builder.build_trees(logprobs, tokens, roots, limits, 33, children)
         walked = walk(trees, trees.tokens.roll(-1, 1))
         tree.ancestor_mask(trees)
         tree.positions(trees, starts)

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -73,6 +74,14 @@ class TransitionTable:
             root_tokens: int64 [R], the bonus tokens.
             topk_cap: int [R], how many ranks the slots of each request offer.
         """
+        if tokens.device.type == "cpu":
+            return self._rank_on_host(logprobs, tokens, root_tokens, topk_cap)
+        return self._rank_on_device(logprobs, tokens, root_tokens, topk_cap)
+
+    def _rank_on_device(
+        self, logprobs: Tensor, tokens: Tensor, root_tokens: Tensor, topk_cap: Tensor
+    ) -> RankedChildren:
+        """`rank_children` in tensor operations of fixed shape."""
         ranks = tokens.shape[2]
         roots = root_tokens.view(-1, 1, 1).expand(-1, 1, ranks)
         before = torch.cat([roots, tokens[:, :-1]], dim=1)
@@ -83,3 +92,27 @@ class TransitionTable:
         scores = (scores - scores.logsumexp(-1, keepdim=True)).clamp(max=0)
         scores = torch.where(scores.isnan(), -inf, scores)  # a slot without candidates
         return RankedChildren(*scores.sort(dim=-1, descending=True, stable=True))
+
+    def _rank_on_host(
+        self, logprobs: Tensor, tokens: Tensor, root_tokens: Tensor, topk_cap: Tensor
+    ) -> RankedChildren:
+        """`rank_children` in numpy, which on a CPU takes a fraction of the time that small tensors do."""
+        candidates = tokens.numpy()
+        before = np.empty_like(candidates)
+        before[:, 0] = root_tokens.numpy()[:, None]
+        before[:, 1:] = candidates[:, :-1]
+        left, right = self._left.numpy()[before], self._right.numpy()[candidates]
+        left *= self._strengths.numpy()[: tokens.shape[1]]
+        scores = left @ right.transpose(0, 1, 3, 2)
+        scores += logprobs.numpy()[:, :, None]
+        offered = np.arange(tokens.shape[2]) < topk_cap.numpy()[:, None, None, None]
+        scores[~(offered & (scores > -inf))] = -inf  # no number, too
+        peak = scores.max(-1, keepdims=True)
+        peak[peak == -inf] = 0.0  # a slot without candidates
+        total = np.exp(scores - peak).sum(-1, keepdims=True)
+        total[total == 0.0] = 1.0
+        scores -= peak + np.log(total)
+        np.minimum(scores, 0.0, out=scores)
+        order = np.argsort(-scores, axis=-1, kind="stable")
+        ranked = np.take_along_axis(scores, order, -1)
+        return RankedChildren(torch.from_numpy(ranked), torch.from_numpy(order))

@@ -1,15 +1,18 @@
 """Products with a model's weights, by the library that is fastest at the row counts of a draft tree.
 
-A tree has few rows. On a CPU with AVX-512, numpy's OpenBLAS has kernels for small products that take half to
-nine tenths of the time that torch's MKL does, on one thread. A single row is faster in MKL.
+A tree has few rows. Torch's MKL has kernels for them on Intel's CPUs: eight rows take hardly longer than one.
+On another CPU with AVX-512, numpy's OpenBLAS has kernels for small products that take half to nine tenths of
+the time that MKL does there, on one thread. A single row is faster in MKL.
 
-A small model's weights do not fit the second-level cache, and the blocks of a product bring them there at a
-quarter of the speed of one pass over them. So on one thread such a pass precedes each product.
+A small model's weights do not fit the second-level cache, and on other CPUs than Intel's the blocks of a
+product bring them there at a quarter of the speed of one pass over them. So on one thread such a pass
+precedes each product.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +37,8 @@ class Linear:
         stored = weight.new_zeros(inputs, outputs + spare)
         self._weight = stored[:, :outputs].copy_(weight.t())
         on_host = weight.device.type == "cpu" and weight.dtype == torch.float32
-        self._fetched = stored.view(-1) if on_host and stored.numel() <= _MOST_FETCHED else None
+        is_fetched = on_host and stored.numel() <= _MOST_FETCHED and not is_intel()
+        self._fetched = stored.view(-1) if is_fetched else None
         small = on_host and has_small_products()
         self._blocks = _blocks_by_rows(self._weight.numpy()) if small else []
 
@@ -91,6 +95,16 @@ def _product(x: Tensor, blocks: tuple[_Array, ...]) -> Tensor:
 
 @cache
 def has_small_products() -> bool:
-    """Whether numpy's BLAS has kernels for small products on this CPU: OpenBLAS does with AVX-512."""
+    """Whether numpy's BLAS beats torch's at small products: OpenBLAS does with AVX-512, if not on Intel's."""
     blas = np.show_config(mode="dicts").get("Build Dependencies", {}).get("blas", {})
-    return "openblas" in blas.get("name", "") and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    has_avx512 = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    return "openblas" in blas.get("name", "") and has_avx512 and not is_intel()
+
+
+@cache
+def is_intel() -> bool:
+    """Whether this is an Intel CPU whose vector registers torch's MKL uses."""
+    try:
+        return "GenuineIntel" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return False
