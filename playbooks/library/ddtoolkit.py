@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -214,7 +215,7 @@ def main() -> None:
     if given["tool"]:
         command = [given["python"], "-P", "-m", "toolkit.hostside"]
         environment["PYTHONPATH"] = given["tool"]
-    if module.check_mode and not os.path.exists(command[0]):
+    if module.check_mode and not Path(command[0]).exists():
         module.exit_json(changed=True, msg="nothing of the toolkit is there yet")
     try:
         agent = Agent(command, environment)

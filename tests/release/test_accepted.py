@@ -12,7 +12,8 @@ def test_a_figure_that_was_not_judged_is_told(service):
     first = service.stage("one")
     change(service, "deploy", first)
     checks = [{"name": "tokens_per_second", "status": "not_judged"}, {"name": "lossless", "status": "passed"}]
-    report = {"verdict": "accepted", "started": "2026-01-01T00:00:00Z", "tokens_per_second": 9, "checks": checks}
+    report = {"verdict": "accepted", "started": "2026-01-01T00:00:00Z", "tokens_per_second": 9}
+    report["checks"] = checks
     (first.path / "acceptance.json").write_text(json.dumps(report))
     shown = status(service.layout, service.name)
     assert shown.accepted["not_judged"] == ["tokens_per_second"]
