@@ -2,6 +2,9 @@
 
 import dataclasses
 import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from toolkit.profile.schema import Profile
 from toolkit.provision.lacks import missing
 from toolkit.provision.playbook import TaskResult, run_local
 from toolkit.provision.requirements import Requirements, requirements
+from toolkit.resources import bundled
 
 
 def needs(root: Path) -> Requirements:
@@ -87,3 +91,44 @@ def test_under_systemd_only_the_cache_belongs_to_the_user(tmp_path: Path) -> Non
 def test_a_missing_system_user_is_told() -> None:
     needed = Requirements(directories=(), packages=(), min_free_bytes=0, user="no-such-user")
     assert missing(needed) == ["system user no-such-user is missing"]
+
+
+HOLDS = """
+import fcntl, sys, time
+file = open(sys.argv[1], "w")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def wait_for_dpkg(lock: Path, timeout: float) -> subprocess.CompletedProcess[str]:
+    """Run the module as Ansible does, on this machine."""
+    arguments = f"timeout={timeout} paths={lock}"
+    command = [Path(sys.executable).with_name("ansible"), "localhost", "-c", "local", "-m", "dpkg_lock"]
+    library = bundled("playbooks") / "roles" / "base" / "library"
+    environment = os.environ | {"ANSIBLE_LIBRARY": str(library), "ANSIBLE_LOCALHOST_WARNING": "False"}
+    return subprocess.run(
+        [*command, "-a", arguments], capture_output=True, text=True, check=False, timeout=60, env=environment
+    )
+
+
+def test_who_holds_the_lock_of_dpkg_is_named_after_a_bounded_wait(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    lock.touch()
+    assert wait_for_dpkg(lock, 5).returncode == 0
+    with subprocess.Popen([sys.executable, "-c", HOLDS, lock], stdout=subprocess.PIPE) as holder:
+        try:
+            assert holder.stdout.readline()
+            done = wait_for_dpkg(lock, 1)
+        finally:
+            holder.kill()
+    assert done.returncode != 0
+    assert re.search(rf"{lock} is held by \S+ \(pid {holder.pid}, since ", done.stdout)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to look for packages to install")
+def test_packages_that_are_there_are_not_installed_again(tmp_path: Path) -> None:
+    needed = dataclasses.replace(needs(tmp_path), packages=("bash", "dpkg"))
+    results = run_local("provision.yml", needed.settings())
+    assert {item.task: item.outcome for item in results}["Install packages"] == "skipped"
