@@ -26,8 +26,8 @@ ENGINE = "/opt/engine"
 SITE = f"{ENGINE}/lib/python3.{sys.version_info.minor}/site-packages"
 PYTHON = f"{ENGINE}/bin/python"
 HOST_PYTHON = f"{ENGINE}/bin/hostpython"
-# Seconds: the load timeout that is usual here, and the acceptance limit.
-LOAD, ACCEPTANCE = 10, 10
+# Load timeout and acceptance limit that are usual here, in seconds.
+LIMIT = 10
 STATE = f"/var/lib/ddtoolkit/state/{NAME}"
 BASE = f"/opt/ddtoolkit/services/{NAME}"
 KEPT = (
@@ -201,14 +201,14 @@ class Bench:
     Args:
         host: booted with `engine=True`.
         folder: empty folder for inventory, output and plans of the control machine.
-        load: load timeout of the profile, in seconds.
+        limit: load timeout and acceptance limit of the profile, in seconds.
     """
 
-    def __init__(self, host: Host, folder: Path, *, load: int = LOAD) -> None:
+    def __init__(self, host: Host, folder: Path, *, limit: int = LIMIT) -> None:
         self.host = host
         self.name = NAME
         self.folder = folder
-        self.load = load
+        self.limit = limit
         self._bases: dict[str, dict[str, Any]] = {}
         self._install()
         self.stub("serve", "build", "accept")
@@ -244,7 +244,7 @@ class Bench:
     @property
     def bound(self) -> int:
         """Seconds in which the old or the new release serves again, or a first deploy has failed."""
-        return 2 * (self.load + ACCEPTANCE)
+        return 2 * (self.limit + self.limit)
 
     def stub(self, *parts: str) -> None:
         """Let the contract stub stand in for these parts of the engine: `serve`, `build`, `accept`."""
@@ -300,7 +300,7 @@ class Bench:
         """Begin `ddtoolkit ARGUMENTS` with the inventory."""
         for name in ("reached", "go", "struck"):
             (self.folder / name).unlink(missing_ok=True)
-        words = [word.format(load=self.load) for word in arguments]
+        words = [word.format(limit=self.limit) for word in arguments]
         return Running([*words, "-i", str(self.inventory)], self.folder, {"SERVER_KEY": KEY}, plan)
 
     def command(self, *arguments: str, limit: float = 120.0) -> Result:

@@ -97,7 +97,7 @@ def desired(bench: Bench) -> dict[str, Any]:
 
     os.environ["SERVER_KEY"] = KEY
     return deploy.desired(
-        load_profile(NAME, overlays=[], sets=[item.format(load=bench.load) for item in SETS])
+        load_profile(NAME, overlays=[], sets=[item.format(limit=bench.limit) for item in SETS])
     ).args()
 
 

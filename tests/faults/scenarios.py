@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults import hook
-from tests.faults.bench import ACCEPTANCE, KEY, NAME, PYTHON, STATE, Bench, Result
+from tests.faults.bench import KEY, NAME, PYTHON, STATE, Bench, Result
 from tests.faults.points import Moment, moments
 
 SETS = (
     f"host.python={PYTHON}", "service.api_key.env=SERVER_KEY", "host.min_free_disk=1MiB",
-    "service.load_timeout={load}s", f"acceptance.time_limit={ACCEPTANCE}s", "service.keep_releases=2",
+    "service.load_timeout={limit}s", "acceptance.time_limit={limit}s", "service.keep_releases=2",
 )  # fmt: skip
 DEPLOY = ("deploy", "profile", NAME, *(word for item in SETS for word in ("--set", item)))
 

@@ -35,7 +35,7 @@ def accept(argv):
                 b'{"text": "a"}',
                 {"Content-Type": "application/json", "Authorization": f"Bearer {key}"},
             )
-            with urllib.request.urlopen(request, timeout=5) as answer:
+            with urllib.request.urlopen(request, timeout=20) as answer:
                 json.load(answer)["output_ids"][0]
     except OSError as error:
         reasons.append(f"no token: {error}")

@@ -7,9 +7,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tests.faults.points import FAULTS
+from tests.faults.points import FAULTS, Moment
 
 BEGIN, END = "<!-- made by scripts/fault_matrix.py -->\n", "<!-- end -->\n"
+WATCHERS = ("controller", "network")
 TITLES = {
     "provision": "First deploy: reaching the host and provisioning it",
     "deploy": "First deploy: build and transaction",
@@ -71,16 +72,39 @@ def tables(data: dict[str, Any]) -> str:
 
 def summary(data: dict[str, Any]) -> str:
     """How much there is, and whether every check held."""
-    runs = data["runs"]
+    runs, missing = data["runs"], left(data)
     bad = sum(bool(run["problems"]) for run in runs)
     operations = sum(1 + len(m["same_as"]) for items in data["points"].values() for m in items)
     moments = sum(map(len, data["points"].values()))
     slowest = max((run["tokens_after"] or 0.0 for run in runs), default=0.0)
-    return (
+    text = (
         f"{len(runs)} runs over {moments} moments, which stand for {operations} places before and after an "
         f"operation; {bad or 'none'} of them with a check that did not hold. The longest time from a fault "
         f"until tokens came again: {slowest:.1f} s, where {data['bound_seconds']} s are allowed."
     )
+    if missing:
+        watched = sum(moment.role == "transaction" and fault in WATCHERS for _, moment, fault in missing)
+        text += (
+            f" {len(missing)} more are to be made, with which the same command goes on; in {watched} of them "
+            "the controller is killed or the network cut while the transaction, which knows of neither, works."
+        )
+    return text
+
+
+def left(data: dict[str, Any]) -> list[tuple[str, Moment, str]]:
+    """What has not been run yet: change, moment and fault."""
+    struck = {(run["scenario"], run["moment"], run["fault"]) for run in data["runs"]}
+    return [
+        (name, moment, fault)
+        for name, items in data["points"].items()
+        for item in items
+        for fault in FAULTS
+        if (moment := _moment(item)).takes(fault) and (name, moment.key, fault) not in struck
+    ]
+
+
+def _moment(item: dict[str, Any]) -> Moment:
+    return Moment(**{key: value for key, value in item.items() if key != "key"})
 
 
 def cell(runs: list[dict[str, Any]]) -> str:

@@ -23,7 +23,7 @@ STUBBED, REAL = 20, 6
 @pytest.fixture(scope="module")
 def bench(make_host, tmp_path_factory):
     warm()
-    made = Bench(make_host("bookworm", engine=True, disk="300M"), tmp_path_factory.mktemp("faults"), load=40)
+    made = Bench(make_host("bookworm", engine=True, disk="300M"), tmp_path_factory.mktemp("faults"), limit=40)
     prepare(made)
     return made
 
