@@ -38,7 +38,8 @@ def restore_sync_mode():
 def candidates(requests: int, slots: int, ranks: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator("cuda").manual_seed(seed)
     logits = torch.randn(requests, slots, 4 * ranks, device="cuda", generator=generator) * 3
-    return tree.topk_logprobs(logits, ranks)
+    logprobs, tokens = tree.topk_logprobs(logits, ranks)
+    return logprobs, tokens.contiguous()
 
 
 def assert_equal(trees: DraftTrees, links: tree_builder.TreeLinks, expected: DraftTrees) -> None:
