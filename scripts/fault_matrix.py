@@ -76,7 +76,7 @@ def jobs(points: dict[str, list[Moment]], results: Results, options: argparse.Na
                 if options.only in text and results.wants(name, moment, fault, again=options.again):
                     found.append((name, moment, fault))
     random.Random(options.seed).shuffle(found)
-    found.sort(key=order)
+    found.sort(key=lambda job: -1 if results.has(job) else order(job))  # what had a problem first
     return found[:: options.every]
 
 

@@ -36,6 +36,11 @@ class Results:
         run = self.runs.get((scenario, moment.key, fault))
         return run is None or (again and bool(run["problems"]))
 
+    def has(self, job: tuple[str, Moment, str]) -> bool:
+        """Whether there is a run of this already."""
+        name, moment, fault = job
+        return (name, moment.key, fault) in self.runs
+
     def add(self, run: dict[str, Any]) -> None:
         """Take a run up; every few the file is written."""
         self.runs[run["scenario"], run["moment"], run["fault"]] = run

@@ -86,7 +86,7 @@ def summary(data: dict[str, Any]) -> str:
         watched = sum(moment.role == "transaction" and fault in WATCHERS for _, moment, fault in missing)
         text += (
             f" {len(missing)} more are to be made, with which the same command goes on; in {watched} of them "
-            "the controller is killed or the network cut while the transaction, which knows of neither, works."
+            "the controller is killed or the network cut while the transaction, which feels neither, works."
         )
     return text
 
