@@ -16,6 +16,7 @@ from typing import Any
 from tests.faults import hook
 from tests.hosts.inventory import write_inventory
 from tests.hosts.machines import Host
+from toolkit.service.processes import end_with_parent
 
 HERE = Path(__file__).parent
 NAME = "systemd-cpu"
@@ -71,8 +72,10 @@ class Running:
 
     def __init__(self, arguments: list[str], folder: Path, env: dict[str, str], plan: Any) -> None:
         self._folder = folder
+        together = end_with_parent()
         self.pid = os.fork()
         if self.pid == 0:
+            together()
             self._be(arguments, env, plan)
         self._status: int | None = None
 
