@@ -25,7 +25,7 @@ from tests.hosts.machines import Host
 from toolkit.fleet.connections import Connections
 from toolkit.inventory.host import Host as KnownHost
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 
 ROOT = Path(__file__).parents[2]
 KEY = "of-the-drifting-host-51aa"
@@ -48,10 +48,12 @@ class Site:
     def command(self, *arguments: str, status: int = 0) -> dict[str, Any]:
         sets = ("--set", f"host.python={sys.executable}", "--set", "service.api_key.env=SERVER_KEY")
         pins = ("--set", f"host.packages=[{', '.join(self.pins)}]")
+        # Speed is no subject of these tests, and a busy machine takes its time.
+        slow = ("--set", "acceptance.time_limit=10m", "--set", "acceptance.speed_tolerance=0.95")
         program = Path(sys.executable).parent / "ddtoolkit"
         done = subprocess.run(
-            [program, *arguments, NAME, *sets, *pins, "-i", self.inventory, "--json"],
-            capture_output=True, text=True, check=False, timeout=380, cwd=ROOT,
+            [program, *arguments, NAME, *sets, *pins, *slow, "-i", self.inventory, "--json"],
+            capture_output=True, text=True, check=False, timeout=800, cwd=ROOT,
             env=os.environ | {"SERVER_KEY": KEY, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
         assert done.returncode == status, done.stdout + done.stderr
