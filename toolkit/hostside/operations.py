@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import json
 import os
 import sys
 import time
@@ -26,6 +27,7 @@ from toolkit.life import uninstall as life
 from toolkit.life import unused
 from toolkit.profile.loading import ResolvedProfile, differences, profile_from_data
 from toolkit.release import control, controller, history, lock, view
+from toolkit.release.controller import is_reserved
 from toolkit.release.host import ServiceHost
 from toolkit.release.journal import Event
 from toolkit.release.request import Outcome, read_request
@@ -33,6 +35,8 @@ from toolkit.remote.bootstrap import MARKER, REMEMBERED
 from toolkit.service.files import replace_file
 
 RESERVED = contextlib.ExitStack()  # locks that are kept until the agent ends
+# The last plan, and what it is of. It is used again only under a lock that was kept since.
+_last_plan: dict[str, Prepared] = {}
 
 _POLL = 0.2
 
@@ -47,6 +51,9 @@ def _nobody(_: dict[str, Any]) -> None:
 def plan(args: Args, _: Send) -> dict[str, Any]:
     """What a deploy of `profile` would do."""
     prepared = _prepared(args)
+    _last_plan.clear()
+    if is_reserved(prepared.service.layout, prepared.service.name) and not _changed_from_outside(prepared):
+        _last_plan[_content(args)] = prepared
     return {
         "plan": prepared.plan.to_json(),
         "needed": prepared.needed.settings(),
@@ -65,6 +72,7 @@ def deploy(args: Args, send: Send) -> dict[str, Any]:
     _identify(args)
     _remember_interpreter()
     prepared = _planned(args)
+    _last_plan.clear()
     outcome = flow.deploy(
         prepared,
         _watcher(send),
@@ -323,13 +331,23 @@ def _prepared(args: Args) -> Prepared:
     return prepare(resolved, sources=sources, given=args["secrets"])
 
 
+def _content(args: Args) -> str:
+    """What tells one request for a deploy from another."""
+    return json.dumps([args["profile"], args.get("sources"), args["secrets"]], sort_keys=True)
+
+
+def _changed_from_outside(prepared: Prepared) -> bool:
+    """Whether something changes the host between plan and deploy: it has to be observed anew then."""
+    return prepared.plan.has("provision") or prepared.plan.has("libraries")
+
+
 def _planned(args: Args) -> Prepared:
     """The deploy that was planned before.
 
     Raises:
         ToolkitError: another release is current now than then.
     """
-    prepared = _prepared(args)
+    prepared = _last_plan.get(_content(args)) or _prepared(args)
     if prepared.current_id != args["current"]:
         raise ToolkitError(
             f"{prepared.host.name} was changed while this deploy was planned",

@@ -117,6 +117,11 @@ def reserve(
             del _reserved[session.host.paths.lock]
 
 
+def is_reserved(layout: Layout, name: str) -> bool:
+    """Whether this process keeps the service's lock over several uses of `hold`."""
+    return ServiceHost(layout, name).paths.lock in _reserved
+
+
 def begin(layout: Layout, name: str, request: Request) -> Path:
     """Start the transaction in a detached process; the caller holds the lock.
 
