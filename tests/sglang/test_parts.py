@@ -181,10 +181,14 @@ def spread(filters, times):
 
 
 def test_a_greedy_request_beside_a_sampled_one_stays_greedy():
+    """Even where two logits have the same probability in float32."""
     logits = torch.randn(2 * 5, 30)
+    logits[3] = 0.0
+    logits[3, 7], logits[3, 20] = 0.1, torch.nextafter(torch.tensor(0.1), torch.tensor(1.0))
     mixed = info(top_ks=torch.tensor([1, 1 << 30]), need_top_k_sampling=True)
     tokens = target_tokens(logits.clone(), mixed, 5)
     assert torch.equal(tokens[0], logits[:5].argmax(-1))
+    assert tokens[0, 3] == 20
 
 
 def flags(*argv):
@@ -239,6 +243,7 @@ def request(**given):
     "asked",
     [
         {"presence_penalty": 0.1},
+        {"repetition_penalty": 1.1},
         {"regex": "a+"},
         {"json_schema": "{}"},
         {"return_hidden_states": True},

@@ -154,7 +154,6 @@ def test_sampling_with_one_choice_left_is_greedy(server, prompts, expected):
         ({"custom_params": {"ddtree": {"width": 3}}}, "custom_params.ddtree.width is not known"),
         ({"custom_params": {"ddtree": {"expansion": "widest"}}}, "expansion is 'widest'"),
         ({"frequency_penalty": 0.5}, "frequency_penalty"),
-        ({"repetition_penalty": 1.1}, "repetition_penalty"),
         ({"min_new_tokens": 3}, "min_new_tokens"),
     ],
 )
