@@ -19,6 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 BUNDLED = ROOT / "toolkit/ddtree/bundled"
 READY_SECONDS = 500
+CONTEXT = 512
 PYTHON = Path(os.environ.get("DDTOOLKIT_SGLANG_VENV", ROOT / ".venv-sglang")) / "bin/python"
 
 FLAGS = shlex.split(
@@ -26,6 +27,7 @@ FLAGS = shlex.split(
     " --sampling-backend pytorch --grammar-backend none --cuda-graph-backend-decode disabled"
     " --cuda-graph-backend-prefill disabled --disable-overlap-schedule --skip-tokenizer-init"
     " --skip-server-warmup --host 127.0.0.1 --max-total-tokens 8192 --max-running-requests 8"
+    f" --context-length {CONTEXT}"
     " --mem-fraction-static 0.2 --log-level warning"
 )
 DRAFT = ["--speculative-draft-model-path", f"{BUNDLED}/drafter"]

@@ -7,11 +7,13 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).parent))
 import on_cpu  # first: it stands for packages that the next ones import
 import torch
 from sglang.kernels.ops.attention import extend_attention as kernel_module
+from sglang.srt.mem_cache import allocation_sizing
 from sglang.srt.plugins import load_plugins
 from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.server_args import prepare_server_args
@@ -44,6 +46,15 @@ def resolve(argv):
     return {"resolved": values, "environment": os.environ.get(ENVIRONMENT)}
 
 
+def resolve_with(variables, argv):
+    os.environ.update(variables)
+    try:
+        return resolve(argv)
+    finally:
+        for name in variables:
+            del os.environ[name]
+
+
 def failure(check):
     try:
         check()
@@ -70,9 +81,43 @@ def hook_facts():
 
     scheduler.validate_dflash_request = dflash_utils.validate_dflash_request.__wrapped__
     facts["copy_lost"] = failure(hooks.check_serving)
+    for name in ("DDTREE", "DFLASH"):
+        args = SimpleNamespace(
+            speculative_algorithm=name,
+            speculative_num_draft_tokens=33,
+            max_speculative_num_draft_tokens=33,
+            page_size=1,
+        )
+        facts[f"headroom {name}"] = allocation_sizing.get_req_to_token_extra_context_len(args)
     hooks.installed_version = lambda: "0.5.18"
     facts["version"] = failure(hooks.check_version)
     return facts
+
+
+def captured(width, mask):
+    """What the worker says to a graph of this width, captured with this mask."""
+    from toolkit.ddtree.sglang.options import TreeOptions
+    from toolkit.ddtree.sglang.worker import DDTreeWorker
+
+    graphs = SimpleNamespace(
+        captured_req_width=width,
+        capture_bs=[1, 8],
+        get_spec_info=lambda tokens: SimpleNamespace(custom_mask=mask),
+    )
+    runner = SimpleNamespace(
+        decode_cuda_graph_runner=graphs, attn_backend=SimpleNamespace(verify_mask=object())
+    )
+    worker = SimpleNamespace(
+        model_runner=runner,
+        _options=TreeOptions(16, 8),
+        server_args=SimpleNamespace(max_running_requests=8),
+        ps=SimpleNamespace(tp_rank=0),
+    )
+    try:
+        DDTreeWorker._check_captured(worker)
+    except RuntimeError as error:
+        return str(error)
+    return None
 
 
 def twin_error():
@@ -112,5 +157,8 @@ assert kernel_module.extend_attention_fwd is on_cpu.extend_attention
 
 if __name__ == "__main__":
     load_plugins()
-    told = {"cases": [resolve(argv) for argv in json.load(sys.stdin)]}
+    told_argv = json.load(sys.stdin)
+    told = {"cases": [resolve(argv) for argv in told_argv]}
+    told["simulated"] = resolve_with({"SGLANG_SIMULATE_ACC_LEN": "3"}, told_argv[0])
+    told["captured"] = [captured(17, "mask"), captured(8, "mask"), captured(17, None)]
     print(json.dumps(told | {"hooks": hook_facts(), "twin_error": twin_error()}))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.sglang.conftest import BUNDLED
+from tests.sglang.conftest import BUNDLED, CONTEXT
 from toolkit.ddtree.engine import Engine
 from toolkit.ddtree.types import Algorithm, EngineConfig, Request, SamplingParams
 
@@ -129,6 +129,18 @@ def test_a_stop_token_inside_an_accepted_path_ends_there(server, prompts, expect
     answer = server.generate(prompts[0], TOKENS, stop_token_ids=[stop], ignore_eos=False)
     assert answer["output_ids"] == expected[0][: at + 1]
     assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": stop}
+
+
+def test_a_request_at_the_context_limit_leaves_its_neighbours_alone(server, plain, prompts):
+    """Its last verifications reserve more rows than the context has left."""
+    text = prompts[0] + plain.decode(prompts[0], 400)[0] + prompts[1] + prompts[2]
+    full = text[: CONTEXT - 22]
+    answers = server.together([full, *prompts[:3]], 40, [{}] * 4)
+    assert answers[0]["meta_info"]["finish_reason"]["type"] == "length"
+    room = len(answers[0]["output_ids"])
+    assert CONTEXT - 4 <= len(full) + room < CONTEXT
+    assert answers[0]["output_ids"] == plain.decode(full, room)[0]
+    assert outputs(answers[1:]) == [plain.decode(prompt, 40)[0] for prompt in prompts[:3]]
 
 
 def test_a_prompt_of_one_token(server, plain, prompts):

@@ -92,8 +92,25 @@ def test_a_missing_hook_is_found(told):
     assert "validate_dflash_request is not in place" in told["hooks"]["copy_lost"]
 
 
+def test_rows_have_room_for_what_is_reserved(told):
+    """SGLang reserves two verify widths behind the committed tokens, and leaves room for one."""
+    assert told["hooks"]["headroom DDTREE"] >= 2 * 33
+    assert told["hooks"]["headroom DFLASH"] == 4 + 33
+
+
 def test_another_sglang_is_refused(told):
     assert told["hooks"]["version"] == "DDTREE needs sglang 0.5.17, this is 0.5.18"
+
+
+def test_simulated_acceptance_is_refused(told):
+    assert "SGLANG_SIMULATE_ACC_LEN is 3" in told["simulated"]["refused"]
+
+
+def test_a_graph_of_another_width_or_without_a_mask_is_refused(told):
+    right, narrow, unmasked = told["captured"]
+    assert right is None
+    assert narrow == "verification was captured for 8 rows, not 17"
+    assert unmasked == "verification was captured without a tree mask"
 
 
 def test_the_attention_twin_is_sglangs(told):

@@ -16,6 +16,7 @@ from toolkit.ddtree.sglang.options import TreeOptions
 log = logging.getLogger(__name__)
 
 _MAX_RUNNING_REQUESTS = 48  # what SGLang sets for its own algorithms
+_SIMULATED = "SGLANG_SIMULATE_ACC_LEN"
 
 
 class DDTreeAlgorithm(CustomSpecAlgo):  # type: ignore[misc]
@@ -100,7 +101,7 @@ def validate(server_args: Any) -> None:
     hooks.check_version()
     hooks.check_flags()
     view = resolved_view(server_args)
-    found = _device_refusals(view) + _width_refusals(server_args)
+    found = _process_refusals(view) + _width_refusals(server_args)
     found += refusals(view, attention_backends_of(view), _model(server_args))
     if found:
         raise ValueError("DDTREE cannot be served as asked:\n  " + "\n  ".join(found))
@@ -120,10 +121,18 @@ def create_worker(server_args: Any) -> type:
     return DDTreeWorker
 
 
-def _device_refusals(args: Any) -> list[str]:
-    if args.device.startswith("cuda") or (args.device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"):
-        return []
-    return [f"--device is {args.device}, DDTREE takes cuda (and cpu where TRITON_INTERPRET=1, for tests)"]
+def _process_refusals(args: Any) -> list[str]:
+    """What is wrong with the device and the environment."""
+    found = []
+    interpreted = args.device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
+    if not (args.device.startswith("cuda") or interpreted):
+        found.append(
+            f"--device is {args.device}, DDTREE takes cuda (and cpu where TRITON_INTERPRET=1, for tests)"
+        )
+    simulated = os.environ.get(_SIMULATED, "").strip()
+    if simulated not in ("", "-1", "0"):
+        found.append(f"{_SIMULATED} is {simulated}: DDTREE commits what the target accepts, nothing else")
+    return found
 
 
 def _width_refusals(args: Any) -> list[str]:

@@ -18,6 +18,7 @@ _ADD_FLAGS = "sglang.srt.server_args.ServerArgs.add_cli_args"
 _READ_FLAGS = "sglang.srt.server_args.ServerArgs.from_cli_args"
 _MASK_POLICY = "sglang.srt.speculative.dflash_utils.resolve_dflash_verify_mask_policy"
 _CHECK_REQUEST = "sglang.srt.speculative.dflash_utils.validate_dflash_request"
+_ROW_HEADROOM = "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len"
 
 _PROBE = object()
 _ANSWER = object()
@@ -41,6 +42,7 @@ def register_serving() -> None:
 
     HookRegistry.register(_MASK_POLICY, _mask_policy, HookType.AROUND)
     HookRegistry.register(_CHECK_REQUEST, _check_request, HookType.AROUND)
+    HookRegistry.register(_ROW_HEADROOM, _row_headroom, HookType.AROUND)
 
 
 def check_version() -> None:
@@ -76,7 +78,11 @@ def check_serving() -> None:
     """
     _ask(_MASK_POLICY, _resolve(_MASK_POLICY))
     _ask(_CHECK_REQUEST, _resolve(_CHECK_REQUEST), False)
-    _ask(_CHECK_REQUEST, import_module("sglang.srt.managers.scheduler").validate_dflash_request, False)
+    _ask(_ROW_HEADROOM, _resolve(_ROW_HEADROOM))
+    scheduler = import_module("sglang.srt.managers.scheduler")
+    _ask(_CHECK_REQUEST, scheduler.validate_dflash_request, False)
+    pools = import_module("sglang.srt.mem_cache.kv_cache_configurator")
+    _ask(_ROW_HEADROOM, pools.get_req_to_token_extra_context_len)
 
 
 def _resolve(target: str) -> Callable[..., Any]:
@@ -144,6 +150,20 @@ def _check_request(original: Callable[..., Any], req: Any, enable_overlap: bool)
     from toolkit.ddtree.sglang.requests import problem_of
 
     return problem_of(req, TreeOptions.from_environment())
+
+
+def _row_headroom(original: Callable[..., Any], server_args: Any) -> Any:
+    """Places beyond the context in each request's row of cache slots.
+
+    SGLang reserves twice the verify width behind the committed tokens, but leaves room for one width: near
+    the context limit a wide verification would write into the next request's row.
+    """
+    if server_args is _PROBE:
+        return _ANSWER
+    places = original(server_args)
+    if not selects(server_args.speculative_algorithm):
+        return places
+    return max(places, 2 * int(server_args.speculative_num_draft_tokens) + 4)
 
 
 def _serves_ddtree() -> bool:
