@@ -135,7 +135,8 @@ def test_a_request_at_the_context_limit_leaves_its_neighbours_alone(server, plai
     """Its last verifications reserve more rows than the context has left."""
     text = prompts[0] + plain.decode(prompts[0], 400)[0] + prompts[1] + prompts[2]
     full = text[: CONTEXT - 22]
-    answers = server.together([full, *prompts[:3]], 40, [{}] * 4)
+    own = [{"max_new_tokens": CONTEXT - len(full)}, {}, {}, {}]
+    answers = server.together([full, *prompts[:3]], 40, own)
     assert answers[0]["meta_info"]["finish_reason"]["type"] == "length"
     room = len(answers[0]["output_ids"])
     assert CONTEXT - 4 <= len(full) + room < CONTEXT
