@@ -7,6 +7,7 @@ import pytest
 
 from toolkit.acceptance.report import Report
 from toolkit.cli.change import _show_history
+from toolkit.cli.service import _show_lock
 from toolkit.cli.progress import finish, show_report
 from toolkit.release.request import Outcome
 
@@ -30,8 +31,10 @@ def test_the_history_fits_eighty_columns(capsys: pytest.CaptureFixture[str]) -> 
         entry("deploy", "committed", NEW),
         entry("stop", "committed", None),
     ]
-    _show_history({"entries": entries, "current": NEW, "kept": [OLD, NEW]})
-    assert capsys.readouterr().out == (
+    _show_history({"entries": entries, "current": NEW, "kept": [OLD, NEW], "earlier": 4})
+    shown = capsys.readouterr()
+    assert shown.err == "4 earlier entries: -n 7 shows them\n"
+    assert shown.out == (
         f"2026-11-30 04:12Z  {OLD}  experiment  rollback failed\n"
         "    by ann@desk\n"
         "    speculative.budget: 16 -> 7\n"
@@ -73,3 +76,14 @@ def test_a_refusal_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_a_first_deploy_had_nothing_to_be_without(capsys: pytest.CaptureFixture[str]) -> None:
     finish(Outcome("committed", f"{NEW} serves", "deploy", release=NEW, seconds={"downtime": 3.21}))
     assert capsys.readouterr().err == f"deploy: committed: {NEW} serves\n"
+
+
+@pytest.mark.parametrize(("gone", "words"), [(True, ", which is gone: the next change takes"), (False, "")])
+def test_a_lock_whose_holder_is_gone_is_told_so(
+    gone: bool, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    holder = {"who": "ann@desk", "since": 0.0, "command": "swap", "token": "abc", "gone": gone}
+    _show_lock({"service": "one", "holder": holder, "transaction": None})
+    shown = capsys.readouterr().out
+    assert (words or ": swap (token abc)") in shown
+    assert ("is gone" in shown) is gone

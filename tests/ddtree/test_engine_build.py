@@ -113,6 +113,9 @@ def test_arguments_that_do_not_fit_are_refused(arguments, capsys, tiny_pair):
     status, err = run(arguments, capsys, **{"--speculative-ddtree-budget": 3})
     assert status == 2
     assert "tree budget 3 is below 7" in err
+    status, err = run(arguments, capsys, **{"--speculative-dflash-block-size": 9})
+    assert status == 2
+    assert "block size 9 is outside 2..8, the drafter's own" in err
     without = {
         **arguments,
         "--speculative-draft-model-path": tiny_pair.drafter,

@@ -67,7 +67,12 @@ def test_another_tree_width_needs_no_build_on_a_cpu(base: Release, environment: 
 
 @pytest.mark.parametrize(
     "sets",
-    [("engine.dtype=bfloat16",), ("model.target.source=/elsewhere", "model.drafter.source=/elsewhere")],
+    [
+        ("engine.dtype=bfloat16",),
+        ("model.target.source=/elsewhere", "model.drafter.source=/elsewhere"),
+        ("speculative.block_size=4",),
+        ("speculative.expansion=transition",),
+    ],
 )
 def test_what_the_build_is_told_needs_one(
     base: Release, environment: Environment, sets: tuple[str, ...]

@@ -90,6 +90,8 @@ def _engine_build(
         command += ["--device", profile.hardware.device, "--dtype", profile.engine.dtype]
         command += ["--speculative-ddtree-budget", str(profile.speculative.budget)]
         command += ["--speculative-ddtree-expansion", profile.speculative.expansion]
+        if profile.model.drafter is not None:
+            command += ["--speculative-dflash-block-size", str(profile.speculative.block_size)]
         command += ["--cache-dir", str(layout.caches / "build"), "--out", str(out)]
         lines: list[str] = []
         with subprocess.Popen(

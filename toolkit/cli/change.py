@@ -162,6 +162,8 @@ def _show_history(found: dict[str, Any]) -> None:
 
     entries, current = found["entries"], found["current"]
     newest = [entry for entry in entries if current and entry["release"] == current][-1:]
+    if found["earlier"]:
+        say(f"{found['earlier']} earlier entries: -n {found['earlier'] + len(entries)} shows them")
     for entry in entries:
         gone = entry["release"] is not None and entry["release"] not in found["kept"]
         mark = " (current)" if entry in newest else " (removed)" if gone else ""

@@ -192,7 +192,8 @@ def _show_lock(found: dict[str, Any]) -> None:
             answer(f"{name}: not locked")
     else:
         held = f"held by {holder['who']} for {age(holder['since'])}: {holder['command']}"
-        answer(f"{name}: {held} (token {holder['token']})")
+        gone = ", which is gone: the next change takes the lock over" if holder["gone"] else ""
+        answer(f"{name}: {held}{gone} (token {holder['token']})")
 
 
 @lock_app.command("release")

@@ -113,6 +113,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--speculative-ddtree-expansion", choices=[str(item) for item in Expansion], default="best_first"
     )
+    parser.add_argument(
+        "--speculative-dflash-block-size", type=int, help="slots of a draft block; default: the drafter's own"
+    )
     parser.add_argument("--max-running-requests", type=int, default=16, help="default: 16")
     parser.add_argument(
         "--cache-dir", type=Path, help="where hashes and tuned values are kept; none: nowhere"
@@ -192,6 +195,7 @@ def _load(args: argparse.Namespace, target: Path, drafter: Path | None) -> Engin
         draft_model_path=drafter,
         algorithm=Algorithm.NONE if drafter is None else Algorithm.DDTREE,
         limits=TreeLimits(args.speculative_ddtree_budget, 8, Expansion(args.speculative_ddtree_expansion)),
+        block_size=args.speculative_dflash_block_size,
         dtype=args.dtype,
         device=args.device,
         max_running_requests=args.max_running_requests,

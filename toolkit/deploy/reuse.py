@@ -20,6 +20,8 @@ _KEYS = (
     ("engine", "dtype"),
     ("model", "target", "source"),
     ("model", "drafter", "source"),
+    ("speculative", "block_size"),
+    ("speculative", "expansion"),
 )
 
 

@@ -198,12 +198,14 @@ def past(args: Args, _: Send = _nobody) -> dict[str, Any]:
     service = find_service(args["service"])
     host = ServiceHost(service.layout, service.name)
     current = host.store.current()
-    entries = history.read(host.paths)[-args["count"] :]
+    every = history.read(host.paths)
+    entries = every[-args["count"] :]
     return {
         "service": service.name,
         "current": None if current is None else current.id,
         "kept": [release.id for release in host.store.all()],
         "entries": [entry.to_json() for entry in entries],
+        "earlier": len(every) - len(entries),
     }
 
 
@@ -260,12 +262,13 @@ def follow(args: Args, send: Send) -> dict[str, Any]:
 def lock_show(args: Args, _: Send = _nobody) -> dict[str, Any]:
     """Who holds the lock, and the transaction that runs."""
     service = find_service(args["service"])
-    holder = ServiceHost(service.layout, service.name).lock.holder()
+    lock = ServiceHost(service.layout, service.name).lock
+    holder = lock.holder()
     transaction = view.status(service.layout, service.name).transaction
     running = transaction if transaction is not None and transaction["state"] == "running" else None
     return {
         "service": service.name,
-        "holder": None if holder is None else holder.to_json(),
+        "holder": None if holder is None else {**holder.to_json(), "gone": lock.stale(holder)},
         "transaction": running,
     }
 
