@@ -7,8 +7,8 @@ import pytest
 
 from toolkit.acceptance.report import Report
 from toolkit.cli.change import _show_history
-from toolkit.cli.service import _show_lock
 from toolkit.cli.progress import finish, show_report
+from toolkit.cli.service import _show_lock
 from toolkit.release.request import Outcome
 
 NEW, OLD = "20261130T041200Z-1a2b3c4d", "20261130T031200Z-1a2b3c4d"
