@@ -23,4 +23,9 @@ if [ $# -eq 0 ]; then
     step lint-imports
     step ansible-lint --offline --strict --profile production playbooks
 fi
+if [ $# -eq 0 ]; then
+    # As many side by side as there are cores; each works with one thread, or they would wait for each other.
+    export OMP_NUM_THREADS=1
+    set -- --numprocesses=auto --dist=loadgroup
+fi
 step python -m pytest -q "$@"
