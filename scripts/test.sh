@@ -26,6 +26,6 @@ fi
 if [ $# -eq 0 ]; then
     # As many side by side as there are cores; each works with one thread, or they would wait for each other.
     export OMP_NUM_THREADS=1
-    set -- --numprocesses=auto --dist=loadgroup
+    set -- --numprocesses=auto --maxprocesses=4 --dist=loadgroup
 fi
 step python -m pytest -q "$@"
