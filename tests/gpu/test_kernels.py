@@ -1,5 +1,6 @@
 """Tree kernels on a GPU, at the sizes they are made for; the small odd cases are in tests/ddtree."""
 
+import warnings
 from dataclasses import fields
 
 import pytest
@@ -30,9 +31,16 @@ def poison():
 
 
 @pytest.fixture
-def restore_sync_mode():
-    yield
-    torch.cuda.set_sync_debug_mode("default")
+def sync_mode():
+    """Sets what a wait for the device does; torch warns, once, that it does not see each one."""
+
+    def set_mode(mode: str) -> None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+            torch.cuda.set_sync_debug_mode(mode)
+
+    yield set_mode
+    set_mode("default")
 
 
 def candidates(requests: int, slots: int, ranks: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -135,15 +143,14 @@ def test_a_captured_graph_serves_other_logits_and_limits():
         assert_equal(trees, links, expected)
 
 
-@pytest.mark.usefixtures("restore_sync_mode")
-def test_a_round_never_waits_for_the_device():
+def test_a_round_never_waits_for_the_device(sync_mode):
     logits = torch.randn(2, 7, VOCABULARY, device="cuda")
     roots = torch.zeros(2, dtype=torch.int64, device="cuda")
     limits = BatchLimits.of([TreeLimits(33, 8)] * 2, "cuda")
     starts = torch.arange(2, device="cuda")
     table = random_table(7)
     for mode in ("default", "error"):
-        torch.cuda.set_sync_debug_mode(mode)
+        sync_mode(mode)
         logprobs, tokens = topk.topk_logprobs(logits, 8)
         children = table.rank_children(logprobs, tokens, roots, limits.topk_cap)
         trees, _ = tree_builder.build_trees(logprobs, tokens, roots, limits, 33, children)
