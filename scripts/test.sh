@@ -24,8 +24,8 @@ if [ $# -eq 0 ]; then
     step ansible-lint --offline --strict --profile production playbooks
 fi
 if [ $# -eq 0 ]; then
-    # As many side by side as there are cores; each works with one thread, or they would wait for each other.
+    # As many files side by side as there are cores; each works with one thread, or they wait for each other.
     export OMP_NUM_THREADS=1
-    set -- --numprocesses=auto --maxprocesses=4 --dist=loadgroup
+    set -- --numprocesses=auto --maxprocesses=4 --dist=loadfile
 fi
 step python -m pytest -q "$@"
