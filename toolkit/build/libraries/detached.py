@@ -27,14 +27,24 @@ def may_detach() -> bool:
     return _BOOTED.is_dir() and os.geteuid() == 0
 
 
-def watch(name: str, arguments: Sequence[str], state: Path, tell: Tell) -> int:
+def watch(
+    name: str,
+    arguments: Sequence[str],
+    state: Path,
+    tell: Tell,
+    *,
+    module: str = MODULE,
+    what: str | None = None,
+) -> int:
     """Start the work in the unit of that name, unless it runs already, and tell its lines to its end.
 
     Args:
         name: what is made; the unit and its log are named after it.
-        arguments: of `python -m toolkit.build.libraries`.
+        arguments: of `python -m MODULE`.
         state: folder of the log.
         tell: called with every line of the log.
+        module: what is run.
+        what: is done, in words, for the unit's description; None: it is installed.
 
     Returns:
         0, or 1 where the work failed.
@@ -47,18 +57,18 @@ def watch(name: str, arguments: Sequence[str], state: Path, tell: Tell) -> int:
     log = state / f"{name}.log"
     if not _runs(unit):
         log.unlink(missing_ok=True)
-        _start(unit, name, arguments, log)
+        _start(unit, what or f"installing {name}", module, arguments, log)
     last = _follow(unit, log, tell)
     if not {"changed", "error"} & last.keys():
         raise ToolkitError(f"{unit} ended without a result", hint=f"journalctl -u {unit}; then run it again")
     return 1 if "error" in last else 0
 
 
-def _start(unit: str, name: str, arguments: Sequence[str], log: Path) -> None:
-    words = ["--quiet", "--collect", f"--unit={unit}", f"--description=ddtoolkit: installing {name}"]
+def _start(unit: str, what: str, module: str, arguments: Sequence[str], log: Path) -> None:
+    words = ["--quiet", "--collect", f"--unit={unit}", f"--description=ddtoolkit: {what}"]
     words += [f"--property=StandardOutput=append:{log}", "--property=Type=exec"]
     words += [f"--setenv={key}={value}" for key, value in python_environment().items()]
-    words += ["--", sys.executable, "-P", "-m", MODULE, *arguments]
+    words += ["--", sys.executable, "-P", "-m", module, *arguments]
     done = command("systemd-run", "--no-ask-password", *words, limit=60.0)
     # Another connection may have been quicker.
     if done.returncode != 0 and not _runs(unit):
