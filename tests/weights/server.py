@@ -55,12 +55,14 @@ class Publisher(http.server.ThreadingHTTPServer):
         faults: what goes wrong.
         asked: method, path and Range of each request.
         headers: of each request, by path.
-        sent: bytes of files that were sent.
+        sent: bytes of files that were sent, the listing aside.
     """
 
     daemon_threads = True
 
-    def __init__(self, folder: Path, *, context: ssl.SSLContext | None = None, address: str = "127.0.0.1") -> None:
+    def __init__(
+        self, folder: Path, *, context: ssl.SSLContext | None = None, address: str = "127.0.0.1"
+    ) -> None:
         super().__init__((address, 0), _Handler)
         self.folder = folder
         self.faults = Faults()
@@ -98,7 +100,7 @@ def hub_answer(folder: Path, revision: str) -> dict[str, object]:
     siblings: list[dict[str, object]] = []
     for path in sorted(item for item in folder.rglob("*") if item.is_file()):
         name, data = path.relative_to(folder).as_posix(), path.read_bytes()
-        git = hashlib.sha1(f"blob {len(data)}\0".encode() + data).hexdigest()
+        git = hashlib.sha1(f"blob {len(data)}\0".encode() + data, usedforsecurity=False).hexdigest()
         item: dict[str, object] = {"rfilename": name, "size": len(data), "blobId": git}
         if name.endswith(LARGE):
             sha256 = hashlib.sha256(data).hexdigest()
@@ -190,7 +192,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             piece, data = data[: 1 << 16], data[1 << 16 :]
             self.wfile.write(piece)
             with self.server.guard:
-                self.server.sent += len(piece)
+                self.server.sent += len(piece) * (name != "SHA256SUMS")
             if faults.slow:
                 threading.Event().wait(faults.slow)
         if cut:

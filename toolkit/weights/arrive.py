@@ -15,7 +15,7 @@ from pathlib import Path
 from toolkit.errors import ToolkitError
 from toolkit.weights.listing import WEIGHTS, File
 from toolkit.weights.pace import Bucket, Meter
-from toolkit.weights.web import BROKEN, BusyError, Web, first_byte, reason
+from toolkit.weights.web import BROKEN, BusyError, RefusedError, Web, first_byte, reason, strong_tag
 
 _READ = 1 << 22
 _HEADER = 8  # bytes of a safetensors file that tell the length of its header
@@ -186,7 +186,15 @@ class Arrival:
     def _read(self, fd: int) -> None:
         """Read what one connection brings."""
         means, file = self._means, self._file
-        with means.web.open(file.url, start=self._have, validator=file.validator) as response:
+        with means.web.open(
+            file.url, start=self._have, validator=None if file.sha256 else file.validator
+        ) as response:
+            tag = strong_tag(response.headers)
+            if file.validator is not None and file.sha256 is None and tag not in (None, file.validator):
+                raise RefusedError(
+                    f"{file.url} has changed since it was listed",
+                    hint="run the same command again once whoever publishes it is done",
+                )
             start = first_byte(response)
             if start != self._have:
                 if start != 0:

@@ -124,8 +124,10 @@ def _of_hub(source: Source, endpoint: str, web: Web) -> Listing:
     if source.pinned and commit != source.revision:
         raise ToolkitError(f"{endpoint} gives commit {commit} of {source.location}, not {source.revision}")
     taken = [file for file in files if _is_taken(file.path)]
-    left_out = sorted({file.path for file in files} - {file.path for file in taken})
-    return Listing(checked(taken, source), commit, left_out)
+    left_out = {file.path for file in files} - {file.path for file in taken}
+    return Listing(
+        checked(taken, source), commit, sorted(left_out, key=lambda path: (not is_pickled(path), path))
+    )
 
 
 def _sibling(item: dict[str, Any], base: str) -> File:
@@ -164,7 +166,7 @@ def _of_folder(source: Source, web: Web) -> Listing:
         match = _SUM_LINE.fullmatch(line)
         if match is None:
             raise ToolkitError(f"{source.location}{SUMS}:{number}: is no `HASH  NAME` line")
-        if match[2].startswith("."):
+        if match[2].startswith(".") and "/" not in match[2]:
             hidden.append(match[2])
             continue
         files.append(File(match[2], 0, urljoin(source.location, quote(match[2])), sha256=match[1].lower()))

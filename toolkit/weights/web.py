@@ -186,6 +186,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         newurl: str,
     ) -> urllib.request.Request | None:
         if not trustworthy(newurl):
+            fp.close()
             raise RefusedError(f"{req.full_url} redirects to {newurl}, which is not HTTPS")
         new = super().redirect_request(req, fp, code, msg, headers, newurl)
         known: Mapping[str, str] = req.unredirected_hdrs
