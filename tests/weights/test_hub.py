@@ -106,15 +106,9 @@ def test_a_break_after_a_redirect_asks_the_hub_again(fetch, server, published, m
         server.faults.redirect = elsewhere.url
         elsewhere.faults.cuts.update({FIRST: 2})
         fetch(SOURCE, None)
-    assert (
-        hashlib.sha256((models / NAME / FIRST).read_bytes()).digest()
-        == hashlib.sha256((published / FIRST).read_bytes()).digest()
-    )
-    assert [range_ for _, path, range_ in server.asked if path.endswith(FIRST)] == [
-        None,
-        "bytes=1000-",
-        "bytes=2000-",
-    ]
+    assert (models / NAME / FIRST).read_bytes() == (published / FIRST).read_bytes()
+    ranges = [range_ for _, path, range_ in server.asked if path.endswith(FIRST)]
+    assert ranges == [None, "bytes=1000-", "bytes=2000-"]
 
 
 def test_an_update_of_a_branch_is_a_checkpoint_of_its_own(fetch, published, models):

@@ -15,6 +15,7 @@ from toolkit.errors import ToolkitError
 from toolkit.layout import Layout
 from toolkit.profile.schema import Checkpoint, Profile
 from toolkit.service.processes import signal_name
+from toolkit.weights.wanted import located
 
 # What the engine's build puts before the reason of a failure, its last line.
 _REASON = "ddtree build: "
@@ -38,6 +39,7 @@ def build(
             has the engine's own reason.
     """
     home = materialise(environment, layout.environments)
+    profile = located(profile, layout)
     return {
         "environment": {
             "path": str(home),
@@ -47,16 +49,17 @@ def build(
             "source": environment.source,
             "lock": environment.lock,
         },
-        "checkpoints": checkpoint_marks(profile),
+        "checkpoints": checkpoint_marks(profile, layout),
         "engine": _engine_build(profile, environment, home, layout, on_progress),
     }
 
 
-def checkpoint_marks(profile: Profile) -> dict[str, Any]:
+def checkpoint_marks(profile: Profile, layout: Layout) -> dict[str, Any]:
     """What tells cheaply whether a checkpoint changed: size, mtime and inode of each of its files.
 
     Bundled checkpoints are part of the environment and need no mark.
     """
+    profile = located(profile, layout)
     marks: dict[str, Any] = {}
     for role, checkpoint in (("target", profile.model.target), ("drafter", profile.model.drafter)):
         if checkpoint is None or checkpoint.source == "bundled":

@@ -17,6 +17,7 @@ from toolkit.cli.options import (
     Overlays,
     Parallel,
     ProfileName,
+    Seed,
     Sets,
     Verbose,
     Yes,
@@ -56,6 +57,7 @@ def deploy_profile(
     yes: Yes = False,
     lock_wait: LockWait = 0.0,
     new_baseline: NewBaseline = False,
+    seed: Seed = None,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
@@ -70,8 +72,11 @@ def deploy_profile(
     where = fleet.where(inventory, limit, batch=batch, parallel=parallel)
     if where is not None:
         manner = fleet.Manner(yes, verbose, as_json, lock_wait)
-        fleet.deploy(name, overlays or (), sets or (), where, manner, new_baseline=new_baseline)
+        wanted = overlays or (), sets or ()
+        fleet.deploy(name, *wanted, where, manner, new_baseline=new_baseline, seed=seed)
         return
+    if seed is not None:
+        raise ConfigError("--seed needs an inventory", hint="add -i inventory.yaml")
     resolved = _load(name, overlays, sets)
     watcher = Lines(verbose=verbose).watcher()
     profile = resolved.profile

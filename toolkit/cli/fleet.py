@@ -81,14 +81,24 @@ def deploy(
     manner: Manner,
     *,
     new_baseline: bool,
+    seed: str | None = None,
 ) -> None:
     """Deploy a profile on the hosts that carry it."""
     found = _begin_listing(where)
     from toolkit.fleet.bare import equip
     from toolkit.fleet.change import lock_all
     from toolkit.fleet.connections import Connections
-    from toolkit.fleet.deploy import build, deploy_in_turn, desired, plan_everywhere, provision, untouched
+    from toolkit.fleet.deploy import (
+        bring_weights,
+        build,
+        deploy_in_turn,
+        desired,
+        plan_everywhere,
+        provision,
+        untouched,
+    )
     from toolkit.profile.loading import load_profile
+    from toolkit.weights.fanout import Spread
 
     resolved = load_profile(name, overlays=overlays, sets=sets)
     _warn(resolved.warnings)
@@ -111,6 +121,10 @@ def deploy(
             plans = provision(wanted, where.inventory, plans, board.tell)
             plans = equip(
                 wanted.bare, wanted.args(), connections, plans, board.tell, command=command, limit=limit
+            )
+            spread = Spread(limit, seed)
+            plans = bring_weights(
+                wanted, connections, plans, board.tell, inventory=where.inventory, spread=spread
             )
             plans = build(wanted, connections, plans, board.tell, limit=limit)
             results = deploy_in_turn(wanted, connections, plans, options, board.tell, batch=where.batch)

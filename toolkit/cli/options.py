@@ -60,6 +60,14 @@ Limit = Annotated[
 Batch = Annotated[
     int, typer.Option("--batch", min=1, max=256, help="Hosts that are restarted at the same time.")
 ]
+Seed = Annotated[
+    str | None,
+    typer.Option(
+        "--seed",
+        metavar="HOST",
+        help="Host from which the others fetch checkpoints; `none`: each from the source. Unset: the first.",
+    ),
+]
 Parallel = Annotated[
     int, typer.Option("--parallel", min=1, max=256, help="Hosts that are looked at at the same time.")
 ]

@@ -38,6 +38,7 @@ from toolkit.release.request import Kind, Outcome, Request
 from toolkit.release.store import Release, content_digest
 from toolkit.service.secrets import store_secrets, stored_secrets
 from toolkit.service.unit import SecretSource, Unit
+from toolkit.weights import wanted as weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +156,10 @@ def _build(
         watcher.step("libraries", wanted)
         install(profile, layout, watcher.line)
         environment = environment_of(profile, layout)
+    weights.fetch(profile, watcher.step, watcher.line)
     watcher.step("build", "environment, checkpoint hashes, tuned values; what is there already is used")
     discard_changed(environment, layout)
-    manifest = built_already(profile, environment, base)
+    manifest = built_already(profile, environment, base, layout)
     if manifest is not None:
         watcher.line("nothing that it depends on has changed: the build of the release before is used")
         return manifest

@@ -26,6 +26,7 @@ from toolkit.release.store import Release
 from toolkit.release.view import unsettled
 from toolkit.service import ports
 from toolkit.service.secrets import stored_secrets
+from toolkit.weights import wanted as weights
 
 _SYSTEMD_RUNS = Path("/run/systemd/system")  # sd_booted(3)
 
@@ -44,6 +45,7 @@ class Prepared:
         plan: what is to be done.
         sources: the files that the profile was read from, kept with the release.
         drifts: how the host differs from what was deployed.
+        weights: names of the checkpoints that have to come.
     """
 
     resolved: ResolvedProfile
@@ -55,6 +57,7 @@ class Prepared:
     plan: Plan
     sources: dict[str, bytes]
     drifts: Sequence[Drift] = ()
+    weights: Sequence[str] = ()
 
     @property
     def profile(self) -> Profile:
@@ -92,12 +95,25 @@ def prepare(
     environment = environment_of(profile, service.layout)
     current = host.store.current()
     renewed = _renewed(profile, current, given)
-    desired = Desired(resolved.data, environment, checkpoint_marks(profile), renewed)
-    observed = _observe(profile, host, needed, current)
+    desired = Desired(resolved.data, environment, checkpoint_marks(profile, service.layout), renewed)
+    missing_weights = weights.lacking(profile)
+    missing_weights.require_space()
+    observed = _observe(profile, host, needed, current, missing_weights.lines)
     plan = make_plan(service.name, desired, observed)
     if sources is None:
         sources = {source.path.name: source.path.read_bytes() for source in resolved.sources}
-    return Prepared(resolved, service, host, needed, environment, current, plan, sources, observed.drifts)
+    return Prepared(
+        resolved,
+        service,
+        host,
+        needed,
+        environment,
+        current,
+        plan,
+        sources,
+        observed.drifts,
+        missing_weights.folders,
+    )
 
 
 def _renewed(profile: Profile, current: Release | None, given: Mapping[str, str] | None) -> list[str]:
@@ -124,7 +140,13 @@ def _renewed(profile: Profile, current: Release | None, given: Mapping[str, str]
     return found
 
 
-def _observe(profile: Profile, host: ServiceHost, needed: Requirements, current: Release | None) -> Observed:
+def _observe(
+    profile: Profile,
+    host: ServiceHost,
+    needed: Requirements,
+    current: Release | None,
+    missing_weights: Sequence[str],
+) -> Observed:
     status = host.process_status()
     held = None
     if not status.active:
@@ -141,6 +163,7 @@ def _observe(profile: Profile, host: ServiceHost, needed: Requirements, current:
         load_seconds=last_load_seconds(host),
         unsettled=changing,
         libraries=lacking(profile, host.layout),
+        weights=missing_weights,
         drifts=find(Deployed(host.name, host.layout), None) if settled else (),
     )
 

@@ -19,6 +19,7 @@ from toolkit.provision.requirements import requirements
 from toolkit.remote import package
 from toolkit.service.command import unit_for
 from toolkit.service.systemd import render_unit
+from toolkit.weights import wanted as weights
 
 _RELEASE = "20260101T000000Z-00000000"
 
@@ -55,7 +56,8 @@ def playbook_settings(resolved: ResolvedProfile) -> dict[str, Any]:
     Returns:
         `directories`, `packages`, `min_free_bytes`, `user` and `home` for provisioning; `tool` (folder on the
         host, name of the archive), `libraries` (module and arguments; empty where an interpreter has them)
-        and `python` for the build; `profile` and `sources` (base64) for the installation.
+        and `python` for the build; `weights` (a request a checkpoint) for fetching them; `profile` and
+        `sources` (base64) for the installation.
     """
     profile = resolved.profile
     layout = layout_of(profile)
@@ -69,6 +71,7 @@ def playbook_settings(resolved: ResolvedProfile) -> dict[str, Any]:
         "tool": {"folder": f"{TOOL}/{package.digest()}", "archive": name},
         "libraries": [] if lock is None else [MODULE, *arguments(profile, lock)],
         "python": python,
+        "weights": weights.requests(profile),
         "profile": resolved.data,
         "sources": {
             item.path.name: base64.b64encode(item.path.read_bytes()).decode() for item in resolved.sources

@@ -25,7 +25,9 @@ _KEYS = (
 )
 
 
-def built_already(profile: Profile, environment: Environment, base: Release | None) -> dict[str, Any] | None:
+def built_already(
+    profile: Profile, environment: Environment, base: Release | None, layout: Layout
+) -> dict[str, Any] | None:
     """The manifest of a release whose build would come out the same for `profile`; None where it may not.
 
     Only for a CPU: what a GPU's build depends on cannot be told without asking the driver.
@@ -34,6 +36,7 @@ def built_already(profile: Profile, environment: Environment, base: Release | No
         profile: what is to be built.
         environment: the engine's environment.
         base: the release before.
+        layout: where things lie.
     """
     if base is None or profile.hardware.device != "cpu":
         return None
@@ -45,7 +48,7 @@ def built_already(profile: Profile, environment: Environment, base: Release | No
         same = (
             whole
             and built["digest"] == environment.digest
-            and manifest["checkpoints"] == checkpoint_marks(profile)
+            and manifest["checkpoints"] == checkpoint_marks(profile, layout)
             and all(_value(before, key) == _value(now, key) for key in _KEYS)
             and (engine["device"]["name"], engine["device"]["cores"]) == _cpu()
         )

@@ -41,7 +41,7 @@ def drifts(host: ServiceHost, current: Release, profile: Profile, again: str) ->
     yield from _release(host, current, profile, again)
     yield from _environment(current, again)
     marks = current.manifest.get("checkpoints", {})
-    now = checkpoint_marks(profile)
+    now = checkpoint_marks(profile, host.layout)
     for role in sorted({*marks, *now}):
         if marks.get(role) != now.get(role):
             subject, said = f"{role} checkpoint", "its files are not those that were deployed"

@@ -20,6 +20,8 @@ from toolkit.profile.loading import ResolvedProfile
 from toolkit.profile.secrets import SECRETS, require_secrets, resolve_secret
 from toolkit.provision.playbook import TaskResult, run_on_hosts
 from toolkit.provision.requirements import requirements
+from toolkit.weights.fanout import Spread, bring_to_all, known_hosts, with_weights
+from toolkit.weights.wanted import requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class Desired:
         secrets: values of its secrets by the server's name for each; never shown.
         settings: the variables of the provision playbook.
         bare: what hosts need that have nothing of the toolkit yet; None where such a host is an error.
+        weights: what hosts are asked for, one a checkpoint that is fetched.
     """
 
     service: str
@@ -41,6 +44,7 @@ class Desired:
     secrets: dict[str, str] = field(repr=False)
     settings: dict[str, Any] = field(default_factory=dict)
     bare: Bare | None = None
+    weights: Sequence[dict[str, Any]] = ()
 
     def args(self) -> dict[str, Any]:
         """What the agent's `plan` takes."""
@@ -62,7 +66,8 @@ def desired(resolved: ResolvedProfile) -> Desired:
     }
     files = {item.path.name: base64.b64encode(item.path.read_bytes()).decode() for item in resolved.sources}
     settings = requirements(profile, layout_of(profile)).settings()
-    return Desired(profile.name, resolved.data, files, secrets, settings, bare_of(profile, resolved.data))
+    bare, weights = bare_of(profile, resolved.data), requests(profile)
+    return Desired(profile.name, resolved.data, files, secrets, settings, bare, weights)
 
 
 def plan_everywhere(
@@ -72,7 +77,8 @@ def plan_everywhere(
     known = {item.host: item for item in but}
     names = [name for name in connections.hosts if name not in known]
     found = at_once(names, lambda name: connections.call(name, "plan", wanted.args()), limit=limit)
-    return sorted(with_bare([*known.values(), *found], wanted.bare), key=lambda item: item.host)
+    plans = with_bare([*known.values(), *found], wanted.bare)
+    return sorted(with_weights(plans, wanted.weights, connections.hosts, limit), key=lambda item: item.host)
 
 
 def provision(
@@ -90,6 +96,38 @@ def provision(
         tell(name, {"step": ["provision", "folders, packages and free space, by Ansible"]})
     failed = run_on_hosts("provision.yml", wanted.settings, inventory, names, on_task=on_task)
     return [HostResult(item.host, error=failed[item.host]) if item.host in failed else item for item in plans]
+
+
+def bring_weights(
+    wanted: Desired,
+    connections: Connections,
+    plans: Sequence[HostResult],
+    tell: TellHost,
+    *,
+    inventory: Sequence[Path],
+    spread: Spread,
+) -> list[HostResult]:
+    """Bring checkpoints to the hosts that lack them, before anything is built or touched.
+
+    Where one host's transfer fails, no other host is begun.
+    """
+    lacking = {item.host: item.value.get("weights", []) for item in plans if item.value}
+    if not any(lacking.values()):
+        return list(plans)
+    hosts = {name: connections.hosts[name] for name in lacking}
+    known = known_hosts(connections.hosts, wanted.weights, spread, inventory)
+    done = {item.host: item for item in bring_to_all(wanted.weights, lacking, hosts, known, spread, tell)}
+    bad = next((name for name, item in done.items() if item.error is not None), None)
+    if bad is None:
+        return list(plans)
+    return [
+        done[item.host]
+        if item.host in done and not done[item.host].ok
+        else HostResult(item.host, skipped=f"not begun, since the transfer to {bad} failed")
+        if item.ok
+        else item
+        for item in plans
+    ]
 
 
 def build(

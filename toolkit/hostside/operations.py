@@ -58,6 +58,7 @@ def plan(args: Args, _: Send) -> dict[str, Any]:
         "plan": prepared.plan.to_json(),
         "needed": prepared.needed.settings(),
         "current": prepared.current_id,
+        "weights": list(prepared.weights),
         "undone": flow.describe(prepared.plan.undone_swaps),
     }
 

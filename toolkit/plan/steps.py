@@ -11,7 +11,9 @@ from toolkit.drift.finding import Drift, Mend
 from toolkit.profile.changes import Change
 from toolkit.profile.loading import differences
 
-Action = Literal["provision", "repair", "libraries", "build", "release", "restart", "start", "acceptance"]
+Action = Literal[
+    "provision", "repair", "libraries", "weights", "build", "release", "restart", "start", "acceptance"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Observed:
         damage: what is wrong with the current release on disk, None when nothing is.
         unsettled: a change that runs or was interrupted, in words; None without one.
         libraries: what has to be installed for the engine, in words; None when nothing has.
+        weights: checkpoints that have to come, a line each.
         drifts: how the host differs from what was deployed.
     """
 
@@ -72,6 +75,7 @@ class Observed:
     damage: str | None = None
     unsettled: str | None = None
     libraries: str | None = None
+    weights: Sequence[str] = ()
     drifts: Sequence[Drift] = ()
 
     def drifted(self, mend: Mend) -> tuple[str, ...]:
@@ -137,6 +141,8 @@ def make_plan(service: str, desired: Desired, observed: Observed) -> Plan:
         steps.append(Step("repair", repairs))
     if observed.libraries is not None:
         steps.append(Step("libraries", (observed.libraries,)))
+    if observed.weights:
+        steps.append(Step("weights", tuple(observed.weights)))
     build = _build_reasons(desired, observed)
     if build:
         steps.append(Step("build", build))
@@ -192,6 +198,8 @@ def _build_reasons(desired: Desired, observed: Observed) -> tuple[str, ...]:
     reasons += [
         f"the {role} checkpoint changed" for role in roles if marks.get(role) != desired.checkpoints.get(role)
     ]
+    if observed.weights and not reasons:
+        reasons = ["its weights come anew"]
     return (*reasons, *observed.drifted("build"))
 
 

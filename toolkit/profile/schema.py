@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from toolkit.profile.units import Duration, Size, format_duration, format_size
+from toolkit.weights.source import SCHEMES, Source, endpoint_problem, is_remote, parse
 
 SCHEMA_VERSION = 1
 
@@ -49,9 +50,18 @@ def _address(value: str) -> str:
 
 
 def _checkpoint(value: str) -> str:
-    if value == "bundled" or value.startswith(("/", "~/")):
+    if value == "bundled" or value.startswith(("/", "~/", *SCHEMES)):
         return value
-    raise ValueError("is neither `bundled` nor a folder on the host, starting with / or ~/")
+    raise ValueError(
+        "is neither `bundled`, nor a folder on the host that starts with / or ~/, nor one of "
+        "hf://OWNER/REPOSITORY@COMMIT, https://HOST/NAME/ and peer://HOST/NAME@REVISION"
+    )
+
+
+def _model_hub(value: str) -> str:
+    if (problem := endpoint_problem(value)) is not None:
+        raise ValueError(problem)
+    return value
 
 
 def _allowed(text: str) -> dict[str, Any]:
@@ -145,6 +155,19 @@ class Host(_Section):
         (), max_length=200, description="Debian packages; installed when provisioning as root"
     )
     min_free_disk: Size = _size(1 << 30, 0, 1 << 50, "free space needed below root")
+    model_hub: Annotated[Text, AfterValidator(_model_hub)] | None = Field(
+        None,
+        description="base URL of the hub that hf:// sources are fetched from; unset: Hugging Face's own",
+        json_schema_extra=_allowed("an https:// URL"),
+    )
+    download_rate: Size | None = Field(
+        None,
+        ge=1 << 10,
+        le=1 << 50,
+        description="bytes a second in all that checkpoints are fetched with; unset: as fast as they come",
+        json_schema_extra=_allowed("a size such as 100MB, meant per second"),
+    )
+    download_files: int = Field(4, ge=1, le=64, description="files of a checkpoint fetched at the same time")
 
 
 class Engine(_Section):
@@ -181,17 +204,34 @@ class Engine(_Section):
 
 
 class Checkpoint(_Section):
-    """A model checkpoint: `bundled`, or a folder on the host."""
+    """A model checkpoint: `bundled`, a folder on the host, or a source that it is fetched from."""
 
     source: Annotated[Text, AfterValidator(_checkpoint)] = Field(
         "bundled",
         max_length=4096,
-        description="the bundled checkpoint, or a folder on the host",
-        json_schema_extra=_allowed("bundled, or a path starting with / or ~/"),
+        description="the bundled checkpoint, a folder on the host, or where it is fetched from",
+        json_schema_extra=_allowed("bundled, a path starting with / or ~/, hf://, https:// or peer://"),
     )
     revision: Text | None = Field(
         None, min_length=1, max_length=200, description="pinned revision of the checkpoint"
     )
+
+    @property
+    def remote(self) -> Source | None:
+        """Where it is fetched from; None where it is on the host already."""
+        return parse(self.source, self.revision) if is_remote(self.source) else None
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it is of one revision."""
+        return self.revision is not None or self.remote is not None
+
+    @model_validator(mode="after")
+    def _one_revision(self) -> Self:
+        if (remote := self.remote) is not None and not remote.pinned:
+            said = f"is at {remote.revision!r}, which moves: name its commit (40 hexadecimal digits)"
+            raise ValueError(said)
+        return self
 
 
 class Model(_Section):

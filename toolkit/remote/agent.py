@@ -175,13 +175,16 @@ def agent_on(host: Host, *, python: str | None = None) -> Iterator[Agent]:
             yield agent
 
 
-def run_module(host: Host, module: Sequence[str], tell: Tell) -> dict[str, Any]:
+def run_module(
+    host: Host, module: Sequence[str], tell: Tell, request: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Run a module of the toolkit on a host, as root, under its own Python, with nothing installed.
 
     Args:
         host: the host.
         module: name of the module, and its arguments; it writes one JSON object a line.
         tell: called with each object but the last.
+        request: what the module reads from its standard input, one JSON line; None: nothing.
 
     Returns:
         The last object.
@@ -192,6 +195,8 @@ def run_module(host: Host, module: Sequence[str], tell: Tell) -> dict[str, Any]:
     """
     with _bootstrapped(host) as agent:
         _settle(agent, None, run=module)
+        if request is not None:
+            agent.send(request)
         while True:
             message = agent.receive()
             if "error" in message:

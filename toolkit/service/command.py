@@ -8,6 +8,7 @@ from pathlib import Path
 from toolkit.layout import Layout
 from toolkit.profile.schema import Checkpoint, Profile, SecretRef
 from toolkit.service.unit import RestartPolicy, SecretSource, Unit
+from toolkit.weights.wanted import located
 
 _EMBEDDED = "toolkit.ddtree.server"
 _SGLANG = "sglang.launch_server"
@@ -35,6 +36,7 @@ def unit_for(
     Raises:
         ConfigError: an argument or a variable holds what no service can be given.
     """
+    profile = located(profile, layout)
     service, paths = profile.service, layout.service(profile.name)
     secrets = _secrets(profile)
     secrets_file = paths.state / "secrets" / f"{release_dir.name}.yaml" if secrets else None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import ToolkitError
-from toolkit.weights import work
+from toolkit.weights import seeding, work
 
 _BEAT = 5.0
 _writing = threading.Lock()
@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     os.umask(0o022)
     try:
         if args.serve is not None:
-            work.serve(*args.serve)
+            seeding.serve(*args.serve)
             return 0
         if args.in_unit is not None:
             answer = work.add_in_unit(args.in_unit, _tell)

@@ -9,19 +9,21 @@ import shutil
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from toolkit.errors import ToolkitError
-from toolkit.service.files import fsync_dir, json_bytes, read_json, replace_file
-from toolkit.weights.arrive import Arrival, Means, Patience, StoppedError, shape_problem
+from toolkit.service.files import fsync_dir
+from toolkit.weights.arrive import Arrival, Means, Patience, StoppedError
+from toolkit.weights.leftovers import ARRIVED, LISTED, prepare
 from toolkit.weights.listing import File, Listing
 from toolkit.weights.origins import Origin
 from toolkit.weights.pace import Bucket, Meter, Tell, size_words
 from toolkit.weights.reserve import free_below, full, shortage, take, to_come
+from toolkit.weights.shape import shape_problem
 from toolkit.weights.store import (
     OLD,
     PART,
@@ -36,9 +38,8 @@ from toolkit.weights.store import (
     write_marker,
 )
 from toolkit.weights.verify import settle
+from toolkit.weights.web import Web
 
-_LISTED = ".listing.json"
-_ARRIVED = ".arrived"
 KEPT_FREE = "kept free (host.min_free_disk)"
 
 
@@ -101,12 +102,11 @@ def bring(origin: Origin, terms: Terms, tell: Tell) -> dict[str, Any]:
 def _bring(
     origin: Origin, terms: Terms, folder: Path, say: Callable[[str], None], tell: Tell
 ) -> dict[str, Any]:
-    web = origin.web()
-    listing = origin.listing(web)
+    origin, web, listing = _asked(origin, say)
     if listing.left_out:
         say(f"not fetched: {shortened(list(listing.left_out))}")
     part = folder.with_name(folder.name + PART)
-    known = _prepare(part, folder, listing)
+    known = prepare(part, folder, listing)
     wanted = [file for file in listing.files if file.path not in known]
     parts = [(origin.source.folder, to_come(part, wanted)), (KEPT_FREE, terms.min_free)]
     if (short := shortage(parts, free_below(terms.models), terms.models)) is not None:
@@ -119,11 +119,25 @@ def _bring(
     fetched = sum(mark.size for path, mark in marks.items() if path not in known)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     write_marker(part, Marker(str(origin.source), marks, listing.revision, now))
-    for name in (_LISTED, _ARRIVED):
+    for name in (LISTED, ARRIVED):
         (part / name).unlink(missing_ok=True)
     os.sync()
     _put_in_place(part, folder)
     return {"changed": True, "folder": str(folder), "bytes": listing.size, "fetched": fetched}
+
+
+def _asked(origin: Origin, say: Callable[[str], None]) -> tuple[Origin, Web, Listing]:
+    """The listing, and whom it is from: the source itself where its peer cannot be asked."""
+    web = origin.web()
+    try:
+        return origin, web, origin.listing(web)
+    except ToolkitError as error:
+        if origin.peer is None or origin.source.kind == "peer":
+            raise
+        say(f"{error.message}; it is fetched from {origin.source} instead")
+    direct = replace(origin, peer=None)
+    web = direct.web()
+    return direct, web, direct.listing(web)
 
 
 def _from(origin: Origin) -> str:
@@ -147,57 +161,6 @@ def _of_this_source(folder: Path, origin: Origin) -> Marker:
     return marker
 
 
-def _prepare(part: Path, folder: Path, listing: Listing) -> dict[str, Mark]:
-    """Have in the part what is good of earlier runs and of a damaged folder; the marks of complete files."""
-    part.mkdir(mode=0o755, exist_ok=True)
-    before = {item["path"]: item for item in read_json(part / _LISTED) or ()}
-    arrived = _arrived(part)
-    good = _good(folder, listing)
-    known: dict[str, Mark] = {}
-    for file in listing.files:
-        path = part / file.path
-        if file.path in good:
-            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            path.unlink(missing_ok=True)
-            path.hardlink_to(folder / file.path)  # the very file: its inode stays, what serves keeps it
-            known[file.path] = good[file.path]
-        elif not file.same(before.get(file.path, {})):
-            path.unlink(missing_ok=True)
-        elif (mark := arrived.get(file.path)) and (status := status_of(path)) and mark.fits(status):
-            known[file.path] = mark
-    wanted = {file.path for file in listing.files}
-    for path in [item for item in part.rglob("*") if not item.is_dir() or item.is_symlink()]:
-        if path.relative_to(part).as_posix() not in {*wanted, _ARRIVED}:
-            path.unlink()
-    replace_file(part / _LISTED, json_bytes([asdict(file) for file in listing.files]))
-    return known
-
-
-def _good(folder: Path, listing: Listing) -> dict[str, Mark]:
-    """Files of a damaged checkpoint that are as they came and as they are wanted."""
-    marker = read_marker(folder)
-    if marker is None:
-        return {}
-    found = {}
-    for file in listing.files:
-        mark, status = marker.files.get(file.path), status_of(folder / file.path)
-        whole = mark is not None and status is not None and mark.fits(status) and not mark.corrupt
-        if mark is not None and whole and mark.size == file.size and file.sha256 in (None, mark.sha256):
-            found[file.path] = mark
-    return found
-
-
-def _arrived(part: Path) -> dict[str, Mark]:
-    """What earlier runs have completed, as they noted it."""
-    found = {}
-    with contextlib.suppress(OSError):
-        for line in (part / _ARRIVED).read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError, TypeError, KeyError):  # the last line may be cut
-                item = json.loads(line)
-                found[item.pop("path")] = Mark(**item)
-    return found
-
-
 def _fetch(
     part: Path, listing: Listing, known: dict[str, Mark], parallel: int, means: Means
 ) -> dict[str, Mark]:
@@ -214,7 +177,7 @@ def _fetch(
                 (part / file.path).unlink()
                 raise ToolkitError(f"{file.url} {why}: the source's copy is damaged")
             mark = mark_of(part / file.path, sha256)
-            with noting, (part / _ARRIVED).open("a", encoding="utf-8") as note:
+            with noting, (part / ARRIVED).open("a", encoding="utf-8") as note:
                 note.write(json.dumps({"path": file.path, **asdict(mark)}) + "\n")
         except BaseException:
             means.stop.set()

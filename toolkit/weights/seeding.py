@@ -12,15 +12,18 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from toolkit.build.libraries.detached import may_detach
 from toolkit.errors import ToolkitError
 from toolkit.service.files import replace_file
 from toolkit.service.transient import start_program
+from toolkit.weights.origins import Peer
 from toolkit.weights.pace import Tell
 from toolkit.weights.request import wish_of
 from toolkit.weights.serve import Seed
 from toolkit.weights.store import damage, shortened
+from toolkit.weights.web import BROKEN, Web
 
 _MODULE = "toolkit.weights"
 _START_LIMIT = 20.0
@@ -39,6 +42,17 @@ def seed(request: Mapping[str, Any], _: Tell) -> dict[str, Any]:
         asked, ready = Path(folder) / "request", Path(folder) / "ready"
         replace_file(asked, json.dumps(dict(request)).encode())
         return _started(f"ddtoolkit-seed-{wish.unit}", asked, ready)
+
+
+def unseed(request: Mapping[str, Any], _: Tell) -> dict[str, Any]:
+    """End what `seed` began; whoever has the transfer's token may."""
+    peer = Peer(**request["peer"])
+    url = f"https://127.0.0.1:{urlsplit(peer.url).port}/"
+    try:
+        with Web(token=peer.token, certificate=peer.certificate).open(url, method="DELETE"):
+            return {"changed": True}
+    except (*BROKEN, ToolkitError):
+        return {"changed": False}  # it has ended
 
 
 def _started(unit: str, asked: Path, ready: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import socket
+import socketserver
 import ssl
 import threading
 import time
@@ -72,12 +73,23 @@ class Seed(http.server.ThreadingHTTPServer):
         self._busy = 0
         self._last = time.monotonic()
         self._guard = threading.Lock()
-        if ":" in address:
-            self.address_family = socket.AF_INET6
-        try:
-            super().__init__((address, port), _Handler)
-        except OSError as error:
-            raise ToolkitError(f"{address or '*'} port {port}: {error.strerror or error}") from None
+        # Dual-stack where there is IPv6 (RFC 3493, 5.3).
+        every = [address] if address else ["::", "0.0.0.0"]  # noqa: S104  token and certificate guard it
+        for number, one in enumerate(every, 1):
+            self.address_family = socket.AF_INET6 if ":" in one else socket.AF_INET
+            try:
+                super().__init__((one, port), _Handler)
+                break
+            except OSError as error:
+                if number == len(every):
+                    raise ToolkitError(f"{one} port {port}: {error.strerror or error}") from None
+
+    def server_bind(self) -> None:
+        """Bind, without the base class's question to DNS for this machine's name."""
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = "", int(self.server_address[1])
 
     def finish_request(self, request: socket.socket, client_address: object) -> None:  # type: ignore[override]
         """Shake hands in the connection's own thread, so that a silent client holds up nobody."""
@@ -99,7 +111,12 @@ class Seed(http.server.ThreadingHTTPServer):
         """End when it has been idle for long; called twice a second."""
         with self._guard:
             idle = not self._busy and time.monotonic() - self._last > self._idle
-        if idle and not self.stop.is_set():
+        if idle:
+            self.end()
+
+    def end(self) -> None:
+        """Let `serve_forever` return, from any thread."""
+        if not self.stop.is_set():
             self.stop.set()
             threading.Thread(target=self.shutdown, daemon=True).start()
 
@@ -125,13 +142,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """Give the listing or a file."""
         self._answer(body=True)
 
+    def do_DELETE(self) -> None:
+        """End the server."""
+        if self._may():
+            self._head(HTTPStatus.OK, 0)
+            self.server.end()
+
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Write no log."""
 
     def _answer(self, *, body: bool) -> None:
-        given = self.headers.get("Authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {self.server.token}".encode()):
-            self._refuse(HTTPStatus.UNAUTHORIZED)
+        if not self._may():
             return
         path = unquote(self.path).removeprefix(f"/{self.server.folder.name}/")
         if path == LISTING:
@@ -159,6 +180,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                     self._send(fd, start, mark.size)
         finally:
             os.close(fd)
+
+    def _may(self) -> bool:
+        """Whether who asks has the token; if not, that is told."""
+        given = self.headers.get("Authorization", "")
+        if hmac.compare_digest(given.encode(), f"Bearer {self.server.token}".encode()):
+            return True
+        self._refuse(HTTPStatus.UNAUTHORIZED)
+        return False
 
     def _start(self, size: int) -> int | None:
         """The first byte that is asked for; None where that was refused."""

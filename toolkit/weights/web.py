@@ -75,7 +75,7 @@ class Web:
 
         Args:
             url: what to ask for.
-            method: GET or HEAD.
+            method: GET, HEAD or DELETE.
             start: first byte that is wanted.
             validator: entity tag of which the bytes have to be a part; else all of them come.
 
@@ -182,7 +182,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         fp: IO[bytes],
         code: int,
         msg: str,
-        headers: Message,  # type: ignore[override]
+        headers: http.client.HTTPMessage,
         newurl: str,
     ) -> urllib.request.Request | None:
         if not trustworthy(newurl):

@@ -16,7 +16,7 @@ from toolkit.weights.listing import Listing
 from toolkit.weights.pace import Tell
 from toolkit.weights.request import Wish, layout_in, wish_of
 from toolkit.weights.reserve import free_below, shortage, to_come
-from toolkit.weights.seeding import seed
+from toolkit.weights.seeding import seed, unseed
 from toolkit.weights.store import PART, alone, damage, read_marker, shortened, status_of
 from toolkit.weights.verify import verify
 
@@ -147,4 +147,5 @@ VERBS: dict[str, Callable[[Request, Tell], Answer]] = {
     "rm": remove,
     "verify": rehash,
     "seed": seed,
+    "unseed": unseed,
 }

@@ -132,7 +132,7 @@ def _remote_code(profile: Profile) -> Iterator[Finding]:
         yield error(
             "the embedded engine runs no code of a checkpoint", key, "engine.kind", hint="take it out"
         )
-    elif profile.model.target.revision is None:
+    elif not profile.model.target.pinned:
         yield error(
             "code of a checkpoint runs only from a local folder with a pinned revision",
             key,

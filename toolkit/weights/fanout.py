@@ -1,0 +1,227 @@
+"""Bringing checkpoints to many hosts: to one from the source, to all others from that one.
+
+Peers fetch from the seed over TLS, with a certificate and a token that are made here for this one transfer
+(`serve`). Nothing passes through the control machine, and what fetches from a publisher is one host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import ConfigError, ToolkitError
+from toolkit.fleet.many import at_once
+from toolkit.fleet.results import HostResult
+from toolkit.inventory.host import Host
+from toolkit.weights.certificate import one_time_certificate
+from toolkit.weights.hosts import ask
+from toolkit.weights.request import wish_of
+from toolkit.weights.source import Source
+from toolkit.weights.wanted import Lacking
+
+# Variables of a host: where its peers reach it, and on which port; unset: its own address, a free port.
+ADDRESS, PORT = "ddtoolkit_peer_address", "ddtoolkit_peer_port"
+NO_SEED = "none"
+_IDLE = 300.0
+
+TellHost = Callable[[str, dict[str, Any]], None]
+Request = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How checkpoints are spread.
+
+    Attributes:
+        limit: hosts at the same time.
+        seed: host from which the others fetch; None takes one; `none` lets each fetch for itself.
+    """
+
+    limit: int = 8
+    seed: str | None = None
+
+
+def bring_to_all(
+    requests: Sequence[Request],
+    lacking: Mapping[str, Sequence[str]],
+    hosts: Mapping[str, Host],
+    known: Mapping[str, Host],
+    spread: Spread,
+    tell: TellHost,
+) -> list[HostResult]:
+    """Have every host complete.
+
+    Args:
+        requests: one a checkpoint.
+        lacking: the folders that each host lacks; a host with none has them all.
+        hosts: the hosts.
+        known: all hosts of the inventory, among which a peer may be.
+        spread: how.
+        tell: told of the progress.
+
+    Returns:
+        A result for each host that lacked something: what it was brought, by folder.
+
+    Raises:
+        ConfigError: the seed is no host of the inventory.
+    """
+    failed: dict[str, HostResult] = {}
+    brought: dict[str, dict[str, Any]] = {}
+    for request in requests:
+        source = wish_of(request).origin.source
+        wanting = [name for name in hosts if source.folder in lacking.get(name, ()) and name not in failed]
+        for item in _bring(request, source, wanting, lacking, hosts, known, spread, tell):
+            if item.ok:
+                brought.setdefault(item.host, {})[source.folder] = item.value
+            else:
+                failed[item.host] = item
+    names = [name for name in hosts if lacking.get(name)]
+    return [failed.get(name) or HostResult(name, brought.get(name, {})) for name in names]
+
+
+def _bring(
+    request: Request,
+    source: Source,
+    wanting: Sequence[str],
+    lacking: Mapping[str, Sequence[str]],
+    hosts: Mapping[str, Host],
+    known: Mapping[str, Host],
+    spread: Spread,
+    tell: TellHost,
+) -> list[HostResult]:
+    if not wanting:
+        return []
+    if spread.seed == NO_SEED and source.kind != "peer":
+        return at_once(wanting, lambda name: _add(known[name], request, tell), limit=spread.limit)
+    having = [name for name in hosts if name in lacking and source.folder not in lacking[name]]
+    seed = _seed(source, spread, having, wanting)
+    if seed not in known:
+        raise ConfigError(f"{source}: {seed} is no host of the inventory", hint=f"one of {', '.join(known)}")
+    first: list[HostResult] = []
+    if source.kind != "peer" and seed not in having:
+        first = at_once([seed], lambda name: _add(known[name], request, tell), limit=1)
+        if not first[0].ok:
+            rest = [name for name in wanting if name != seed]
+            skipped = f"not begun, since {seed}, which it was to fetch from, failed"
+            return [*first, *(HostResult(name, skipped=skipped) for name in rest)]
+    others = [name for name in wanting if name != seed]
+    done = _from_seed(request, source, known[seed], others, known, spread, tell) if others else []
+    return [item for item in (*first, *done) if item.host in wanting]
+
+
+def _seed(source: Source, spread: Spread, having: Sequence[str], wanting: Sequence[str]) -> str:
+    if source.kind == "peer":
+        return source.location
+    if spread.seed not in (None, NO_SEED):
+        return str(spread.seed)
+    return (having or wanting)[0]
+
+
+def _add(host: Host, request: Request, tell: TellHost) -> dict[str, Any]:
+    tell(host.name, {"step": ["weights", f"{wish_of(request).origin.source}"]})
+    return ask(host, "add", request, partial(tell, host.name))
+
+
+def _from_seed(
+    request: Request,
+    source: Source,
+    seed: Host,
+    others: Sequence[str],
+    known: Mapping[str, Host],
+    spread: Spread,
+    tell: TellHost,
+) -> list[HostResult]:
+    """Let the others fetch from the seed; one that cannot reach it fetches from the source."""
+    grant = _grant(seed)
+    try:
+        peer = _open(request, source, seed, grant, tell)
+    except ToolkitError as error:
+        return [HostResult(name, error=error) for name in others]
+
+    def one(name: str) -> dict[str, Any]:
+        tell(name, {"step": ["weights", f"{source.folder} from {seed.name}"]})
+        return ask(known[name], "add", {**request, "peer": peer}, partial(tell, name))
+
+    try:
+        return at_once(others, one, limit=spread.limit)
+    finally:
+        with contextlib.suppress(ToolkitError):  # it ends by itself
+            ask(seed, "unseed", {"peer": peer}, _nobody)
+
+
+def _grant(seed: Host) -> dict[str, Any]:
+    """What the seed's server is started with."""
+    certificate, key = one_time_certificate()
+    port = seed.variables.get(PORT) or 0
+    if not isinstance(port, int) or not 0 <= port <= 65535:
+        raise ConfigError(f"{seed.name}: {PORT} is {port!r}, which is no TCP port")
+    token = secrets.token_urlsafe(32)
+    return {"certificate": certificate, "key": key, "token": token, "port": port, "idle": _IDLE}
+
+
+def _open(
+    request: Request, source: Source, seed: Host, grant: dict[str, Any], tell: TellHost
+) -> dict[str, Any]:
+    """Start the seed's server; what peers need to fetch from it."""
+    answer = ask(seed, "seed", {**request, "grant": grant}, partial(tell, seed.name))
+    address = str(seed.variables.get(ADDRESS) or seed.address)
+    with contextlib.suppress(ValueError):
+        address = f"[{address}]" if ipaddress.ip_address(address).version == 6 else address
+    url = f"https://{address}:{answer['port']}/{source.folder}/"
+    return {"url": url, "token": grant["token"], "certificate": grant["certificate"]}
+
+
+def _nobody(_: dict[str, Any]) -> None:
+    """For what is over in a moment."""
+
+
+def known_hosts(
+    hosts: Mapping[str, Host], requests: Sequence[Request], spread: Spread, inventory: Sequence[Path]
+) -> Mapping[str, Host]:
+    """The hosts, and where they are not among them the seed and the peers that are named.
+
+    Raises:
+        ConfigError: one of those is no host of the inventory.
+    """
+    named = {
+        source.location for request in requests if (source := wish_of(request).origin.source).kind == "peer"
+    }
+    named |= {spread.seed} if spread.seed not in (None, NO_SEED) else set()
+    if named <= hosts.keys():
+        return hosts
+    from toolkit.inventory.load import load_hosts
+
+    every = {host.name: host for host in load_hosts(inventory)}
+    for name in sorted(named - hosts.keys()):
+        if name not in every:
+            raise ConfigError(f"{name}, to fetch checkpoints from, is no host of the inventory")
+    return {**{name: every[name] for name in named - hosts.keys()}, **hosts}
+
+
+def with_weights(
+    plans: Sequence[HostResult], requests: Sequence[Request], hosts: Mapping[str, Host], limit: int
+) -> list[HostResult]:
+    """The plans, with what bare hosts lack; hosts with an agent have told that already."""
+    names = [item.host for item in plans if item.value and item.value.get("bare")]
+    if not requests or not names:
+        return list(plans)
+    planned = {item.host: item.value for item in plans}
+
+    def one(name: str) -> dict[str, Any]:
+        answer = ask(hosts[name], "plan", {"requests": list(requests)}, _nobody)
+        missing = Lacking(answer["lacking"], answer["short"])
+        missing.require_space()
+        value, plan = planned[name], planned[name]["plan"]
+        at = next(number for number, step in enumerate(plan["steps"]) if step["action"] == "build")
+        mine = [{"action": "weights", "reasons": missing.lines}] if missing.items else []
+        steps = [*plan["steps"][:at], *mine, *plan["steps"][at:]]
+        return {**value, "plan": {**plan, "steps": steps}, "weights": missing.folders}
+
+    found = {item.host: item for item in at_once(names, one, limit=limit)}
+    return [found.get(item.host, item) for item in plans]

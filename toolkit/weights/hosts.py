@@ -1,0 +1,87 @@
+"""Asking hosts about their checkpoints, from the control machine; nothing need be installed there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import toolkit
+from toolkit.errors import ToolkitError, UnreachableError
+from toolkit.inventory.host import Host
+from toolkit.remote.agent import run_module
+
+_MODULE = "toolkit.weights"
+_PATIENCE = 300.0  # seconds in which a host that was lost may come back
+_RETRY = 2.0
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+def ask(host: Host, verb: str, request: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
+    """The answer of a host to one request (`work`); the connection may break meanwhile.
+
+    Args:
+        host: the host.
+        verb: what is asked.
+        request: the rest of it; it goes through the connection and is in nobody's list of processes.
+        tell: called with each message on the way.
+
+    Raises:
+        UnreachableError: the host cannot be reached, or was lost for long; a transfer goes on by itself.
+        ToolkitError: what went wrong there.
+    """
+    wanted = {**request, "verb": verb}
+    if host.local:
+        return _here(host.name, wanted, tell)
+    lost = 0.0
+    while True:
+        heard = False
+
+        def passed(value: dict[str, Any]) -> None:
+            nonlocal heard, lost
+            heard, lost = True, 0.0
+            tell(value)
+
+        try:
+            return run_module(host, [_MODULE], passed, wanted)
+        except UnreachableError as error:
+            if not heard and not lost:
+                raise  # it was never there
+            lost = lost or time.monotonic()
+            if time.monotonic() - lost > _PATIENCE:
+                raise UnreachableError(
+                    f"{error.message}; a transfer goes on there by itself",
+                    hint="run the same command again once the host can be reached",
+                ) from error
+            tell({"line": f"{error.message}; connecting again"})
+            time.sleep(_RETRY)
+
+
+def _here(name: str, request: dict[str, Any], tell: Tell) -> dict[str, Any]:
+    """The same on this machine, under this interpreter and as this user."""
+    environment = os.environ | {"PYTHONPATH": str(Path(toolkit.__file__).parents[1])}
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", _MODULE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as child:
+        assert child.stdin is not None  # noqa: S101  Popen was told to make both
+        assert child.stdout is not None  # noqa: S101
+        child.stdin.write(json.dumps(request) + "\n")
+        child.stdin.close()
+        for line in child.stdout:
+            message: dict[str, Any] = json.loads(line)
+            if "error" in message:
+                raise ToolkitError(f"{name}: {message['error']}", hint=message.get("hint"))
+            if "changed" in message:
+                return message
+            tell(message)
+    raise ToolkitError(f"{name}: {_MODULE} ended with {child.returncode} and no answer")
