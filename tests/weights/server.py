@@ -7,6 +7,7 @@ import http.server
 import json
 import re
 import ssl
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -197,3 +198,29 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 threading.Event().wait(faults.slow)
         if cut:
             self.close_connection = True
+
+
+def main() -> None:
+    """`python -m tests.weights.server FOLDER CERTIFICATE ADDRESS LOG`: serve until standard input ends.
+
+    The log has a line a request: the client's address, method and path. The port goes to standard output.
+    """
+    folder, certificate, address, log = sys.argv[1:]
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    handler = _Handler
+
+    def note(self: _Handler, code: object = "-", size: object = "-") -> None:
+        with Path(log).open("a") as file:
+            file.write(f"{self.client_address[0]} {self.command} {self.path} {code}\n")
+
+    handler.log_request = note  # type: ignore[method-assign, assignment]
+    with Publisher(Path(folder), context=context, address=address) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        print(server.server_port, flush=True)
+        sys.stdin.read()
+        server.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -15,6 +15,7 @@ from toolkit.errors import ToolkitError
 from toolkit.layout import Layout
 from toolkit.profile.schema import Checkpoint, Profile
 from toolkit.service.processes import signal_name
+from toolkit.weights.store import MARKER
 from toolkit.weights.wanted import located
 
 # What the engine's build puts before the reason of a failure, its last line.
@@ -68,7 +69,7 @@ def checkpoint_marks(profile: Profile, layout: Layout) -> dict[str, Any]:
         marks[role] = {
             path.name: [(status := path.stat()).st_size, status.st_mtime_ns, status.st_ino]
             for path in sorted(folder.glob("*"))
-            if path.is_file()
+            if path.is_file() and path.name != MARKER
         }
     return marks
 

@@ -30,6 +30,7 @@ from toolkit.ddtree.types import Algorithm, EngineConfig, Expansion, Request, Sa
 _PACKAGES = ("torch", "triton", "tokenizers", "safetensors", "numpy")
 _BUNDLED = Path(__file__).parent / "bundled"
 _CHUNK = 1 << 20
+_ARRIVED = ".weights.json"  # with size, time, inode and hash of each file, where the deployment fetched them
 _REPEATS = 15
 _CONTEXT = 128
 
@@ -229,17 +230,32 @@ def _tuned_shapes(shapes: Mapping[str, Any], device: str) -> dict[str, Any]:
 
 def _hashes(directory: Path, cache: _Cache) -> dict[str, Any]:
     """SHA-256 of each file of a checkpoint, read again only if size, time or inode changed."""
-    files = {}
-    for path in sorted(path for path in directory.iterdir() if path.is_file()):
+    files, arrived = {}, _arrived(directory)
+    for path in sorted(path for path in directory.iterdir() if path.is_file() and path.name != _ARRIVED):
         status = path.stat()
         mark = [status.st_size, status.st_mtime_ns, status.st_ino]
-        known = cache.get("hashes", str(path.resolve()))
+        known = arrived.get(path.name)
+        if known is None or known["mark"] != mark:
+            known = cache.get("hashes", str(path.resolve()))
         if not isinstance(known, dict) or known.get("mark") != mark:
             _say(f"hashing {path.name}, {status.st_size / 1e6:.1f} MB")
             known = {"mark": mark, "sha256": _sha256(path)}
             cache.put("hashes", str(path.resolve()), known)
         files[path.name] = {"size": status.st_size, "sha256": known["sha256"]}
     return {"path": str(directory), "files": files}
+
+
+def _arrived(directory: Path) -> dict[str, dict[str, Any]]:
+    """Hashes that were taken while the checkpoint was fetched, by file; {} for one that came otherwise."""
+    try:
+        listed = json.loads((directory / _ARRIVED).read_bytes())["files"]
+        return {
+            name: {"mark": [item["size"], item["mtime_ns"], item["inode"]], "sha256": str(item["sha256"])}
+            for name, item in listed.items()
+            if not item["corrupt"]
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
 
 
 def _sha256(path: Path) -> str:

@@ -10,6 +10,7 @@ from toolkit.errors import ConfigError, Problem
 
 PROFILES = "ddtoolkit_profiles"
 HOOKS = ("ddtoolkit_drain", "ddtoolkit_undrain")
+PEER_ADDRESS, PEER_PORT = "ddtoolkit_peer_address", "ddtoolkit_peer_port"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,16 @@ class Host:
         return self.variables.get("ansible_connection") == "local"
 
     @property
+    def peer_address(self) -> str:
+        """What other hosts connect to when they fetch a checkpoint from it."""
+        return str(self.variables.get(PEER_ADDRESS) or self.address)
+
+    @property
+    def peer_port(self) -> int:
+        """TCP port on which it hands out checkpoints; 0 for a free one."""
+        return int(self.variables.get(PEER_PORT) or 0)
+
+    @property
     def address(self) -> str:
         """What SSH connects to."""
         given = self.variables.get("ansible_host") or self.variables.get("ansible_ssh_host")
@@ -55,6 +66,9 @@ def host_from(name: str, variables: Mapping[str, Any]) -> tuple[Host, list[Probl
         said = f"is {profiles!r}; write a list of profile names"
         problems.append(Problem(said, key=PROFILES, source=name))
         profiles = []
+    port = variables.get(PEER_PORT)
+    if port is not None and not (str(port).isdecimal() and 0 < int(port) < 65536):
+        problems.append(Problem(f"is {port!r}; write a TCP port, 1 to 65535", key=PEER_PORT, source=name))
     hooks = [_command(name, key, variables.get(key), problems) for key in HOOKS]
     return Host(name, variables, tuple(profiles), *hooks), problems
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import ConfigError, Problem, ToolkitError
-from toolkit.inventory.host import HOOKS, PROFILES, Host, host_from
+from toolkit.inventory.host import HOOKS, PEER_ADDRESS, PEER_PORT, PROFILES, Host, host_from
 
 _LIMIT = 60.0
 _SOME_FAILED = 2  # exit status of `ansible` when a host failed
@@ -30,7 +30,7 @@ KEYS = (
     "ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args", "ansible_password",
     "ansible_ssh_pass", "ansible_ssh_password", "ansible_become", "ansible_become_method",
     "ansible_become_user", "ansible_become_password", "ansible_become_pass", "ansible_become_exe",
-    "ansible_become_flags", "ansible_python_interpreter", PROFILES, *HOOKS,
+    "ansible_become_flags", "ansible_python_interpreter", PROFILES, *HOOKS, PEER_ADDRESS, PEER_PORT,
 )  # fmt: skip
 _ENTRY = re.compile(r"^(\S+) \| (\w+!?) => ", re.MULTILINE)
 

@@ -25,8 +25,6 @@ from toolkit.weights.request import wish_of
 from toolkit.weights.source import Source
 from toolkit.weights.wanted import Lacking
 
-# Variables of a host: where its peers reach it, and on which port; unset: its own address, a free port.
-ADDRESS, PORT = "ddtoolkit_peer_address", "ddtoolkit_peer_port"
 NO_SEED = "none"
 _IDLE = 300.0
 
@@ -158,11 +156,8 @@ def _from_seed(
 def _grant(seed: Host) -> dict[str, Any]:
     """What the seed's server is started with."""
     certificate, key = one_time_certificate()
-    port = seed.variables.get(PORT) or 0
-    if not isinstance(port, int) or not 0 <= port <= 65535:
-        raise ConfigError(f"{seed.name}: {PORT} is {port!r}, which is no TCP port")
     token = secrets.token_urlsafe(32)
-    return {"certificate": certificate, "key": key, "token": token, "port": port, "idle": _IDLE}
+    return {"certificate": certificate, "key": key, "token": token, "port": seed.peer_port, "idle": _IDLE}
 
 
 def _open(
@@ -170,7 +165,7 @@ def _open(
 ) -> dict[str, Any]:
     """Start the seed's server; what peers need to fetch from it."""
     answer = ask(seed, "seed", {**request, "grant": grant}, partial(tell, seed.name))
-    address = str(seed.variables.get(ADDRESS) or seed.address)
+    address = seed.peer_address
     with contextlib.suppress(ValueError):
         address = f"[{address}]" if ipaddress.ip_address(address).version == 6 else address
     url = f"https://{address}:{answer['port']}/{source.folder}/"
