@@ -18,20 +18,20 @@ TRUSTED = "/usr/local/share/ca-certificates/publisher.crt"
 
 
 class HttpsPublisher:
-    """Serves `folder` at `url` for all hosts of a network.
+    """Serves `folder` at `url` for all hosts of a network, at `rate` bytes a second for all of them together.
 
     Attributes:
         url: base URL; the folder's content is below `folder/`.
         certificate: PEM file with its certificate.
     """
 
-    def __init__(self, network: Network, folder: Path, scratch: Path) -> None:
+    def __init__(self, network: Network, folder: Path, scratch: Path, *, rate: int = 0) -> None:
         self.certificate, pair = _certificate(scratch)
         self._log = scratch / "requests.log"
         self._process = subprocess.Popen(
             network.command(
                 "nsenter", f"--net={network.namespace}", sys.executable, "-m", "tests.weights.server",
-                str(folder), str(pair), GATEWAY, str(self._log),
+                str(folder), str(pair), GATEWAY, str(self._log), str(rate),
             ),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
         )  # fmt: skip
@@ -49,9 +49,8 @@ class HttpsPublisher:
 
     def shards(self) -> list[tuple[str, str]]:
         """Address and path of each request for weights."""
-        return [
-            (who, path) for who, method, path, _ in self.requests() if method == "GET" and "safetens" in path
-        ]
+        found = [(who, path) for who, method, path, _ in self.requests() if method == "GET"]
+        return [item for item in found if item[1].endswith(".safetensors")]
 
     def forget(self) -> None:
         """Count requests from now on."""
@@ -77,9 +76,7 @@ def _certificate(scratch: Path) -> tuple[Path, Path]:
         .not_valid_before(now - timedelta(days=1))
         .not_valid_after(now + timedelta(days=7))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(
-            x509.KeyUsage(True, False, False, False, False, True, False, False, False), critical=True
-        )
+        .add_extension(usage, critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from toolkit.weights.pace import Bucket
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LARGE = (".safetensors", "tokenizer.json")  # what a hub keeps in LFS
 
@@ -56,6 +58,7 @@ class Publisher(http.server.ThreadingHTTPServer):
         faults: what goes wrong.
         asked: method, path and Range of each request.
         headers: of each request, by path.
+        bucket: limits what is sent to all together.
         sent: bytes of files that were sent, the listing aside.
     """
 
@@ -72,6 +75,7 @@ class Publisher(http.server.ThreadingHTTPServer):
         self.sent = 0
         self.guard = threading.Lock()
         self.scheme = "http"
+        self.bucket = Bucket(None)
         if context is not None:
             self.socket = context.wrap_socket(self.socket, server_side=True)
             self.scheme = "https"
@@ -194,6 +198,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(piece)
             with self.server.guard:
                 self.server.sent += len(piece) * (name != "SHA256SUMS")
+            self.server.bucket.take(len(piece), threading.Event())
             if faults.slow:
                 threading.Event().wait(faults.slow)
         if cut:
@@ -201,11 +206,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def main() -> None:
-    """`python -m tests.weights.server FOLDER CERTIFICATE ADDRESS LOG`: serve until standard input ends.
+    """`python -m tests.weights.server FOLDER CERTIFICATE ADDRESS LOG RATE`: serve until standard input ends.
 
     The log has a line a request: the client's address, method and path. The port goes to standard output.
     """
-    folder, certificate, address, log = sys.argv[1:]
+    folder, certificate, address, log, rate = sys.argv[1:]
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate)
     handler = _Handler
@@ -216,6 +221,7 @@ def main() -> None:
 
     handler.log_request = note  # type: ignore[method-assign, assignment]
     with Publisher(Path(folder), context=context, address=address) as server:
+        server.bucket = Bucket(int(rate) or None)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         print(server.server_port, flush=True)
         sys.stdin.read()

@@ -183,7 +183,7 @@ def run_module(
     Args:
         host: the host.
         module: name of the module, and its arguments; it writes one JSON object a line.
-        tell: called with each object but the last.
+        tell: called with `{"connected": ...}` once the host is reached, then with each object but the last.
         request: what the module reads from its standard input, one JSON line; None: nothing.
 
     Returns:
@@ -194,6 +194,7 @@ def run_module(
         ToolkitError: the module failed: the error that it wrote.
     """
     with _bootstrapped(host) as agent:
+        tell({"connected": host.name})
         _settle(agent, None, run=module)
         if request is not None:
             agent.send(request)
