@@ -15,6 +15,7 @@ has a checkpoint, until four have it with fan-out, and until four have it when e
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
