@@ -1,5 +1,6 @@
 """Bringing a checkpoint from a real server that breaks, lies and falls silent."""
 
+import hashlib
 import json
 import os
 import re
@@ -11,11 +12,13 @@ import time
 import pytest
 
 from tests.weights.checkpoints import contents, sums, touch_again
+from tests.weights.server import publishing
 from toolkit.errors import ToolkitError
 from toolkit.weights.bring import Terms, bring
 from toolkit.weights.origins import Origin
 from toolkit.weights.source import parse
 from toolkit.weights.store import MARKER, damage, read_marker
+from toolkit.weights.work import plan
 
 NAME = "folder@v1"
 FIRST = "model-00001-of-00003.safetensors"
@@ -209,7 +212,6 @@ def test_a_shard_whose_header_tells_of_more_is_refused(fetch, published, models)
 
 
 def test_a_revision_can_pin_the_sums(fetch, published, models):
-    import hashlib
 
     pin = hashlib.sha256((published / "SHA256SUMS").read_bytes()).hexdigest()
     fetch(revision=f"sha256-{pin}")
@@ -338,8 +340,8 @@ def test_a_disk_without_room_for_the_marker_is_told_and_the_next_run_goes_on(ser
     assert damage(small / NAME) == []
 
 
-def _into(server, models):
-    origin = Origin(parse(f"{server.url}/folder/", "v1"))
+def _into(server, models, revision="v1"):
+    origin = Origin(parse(f"{server.url}/folder/", revision))
     return bring(origin, Terms(models), lambda value: None)
 
 
@@ -398,11 +400,37 @@ def test_an_end_at_the_renames_loses_nothing(fetch, server, models, published, e
     assert sorted(path.name for path in models.iterdir()) == [f".{NAME}.lock", NAME]
 
 
-def test_another_source_of_the_same_name_is_no_update(fetch, server, published):
+def test_another_source_of_the_same_name_is_no_update(fetch, server, models):
     fetch()
     other = server.url.replace("127.0.0.1", "127.0.0.2")
-    with pytest.raises(ToolkitError, match=rf"holds {server.url}/folder/ at v1, not {other}/folder/ at v1"):
+    wanted = rf"holds {server.url}/folder/ at v1, not {other}/folder/ at v1"
+    with pytest.raises(ToolkitError, match=wanted):
         fetch(f"{other}/folder/")
+    (models / NAME / FIRST).unlink()
+    with pytest.raises(ToolkitError, match=wanted):
+        fetch(f"{other}/folder/")
+    with pytest.raises(ToolkitError, match=wanted):
+        plan(
+            {"root": str(models.parent), "requests": [{"source": f"{other}/folder/", "revision": "v1"}]},
+            print,
+        )
+
+
+def test_a_mirror_of_a_pinned_checkpoint_is_the_same(server, published, models):
+    pin = f"sha256-{hashlib.sha256((published / 'SHA256SUMS').read_bytes()).hexdigest()}"
+    _into(server, models, pin)
+    (models / f"folder@{pin}" / FIRST).unlink()
+    with publishing(published) as mirror:
+        assert _into(mirror, models, pin)["fetched"] == (published / FIRST).stat().st_size
+
+
+def test_the_space_stays_reserved_when_a_file_is_begun_again(fetch, server, models, published):
+    server.faults.flip, server.faults.flips = {FIRST: 5000}, 99
+    with pytest.raises(ToolkitError):
+        fetch(parallel=1)
+    status = (models / f"{NAME}.part" / FIRST).stat()
+    assert status.st_size == 0
+    assert status.st_blocks * 512 >= (published / FIRST).stat().st_size
 
 
 def test_the_marker_is_json_with_what_people_ask_for(fetch, models, server):

@@ -1,12 +1,11 @@
 """A model hub's API, spoken by a real server: commits, hashes, redirects, tokens."""
 
-import shutil
-
 import pytest
 
-from tests.weights.checkpoints import contents, publish
+from tests.weights.checkpoints import contents
 from tests.weights.server import COMMIT, publishing
 from toolkit.errors import ToolkitError
+from toolkit.weights import work
 from toolkit.weights.store import read_marker
 
 SOURCE = f"hf://org/model@{COMMIT}"
@@ -111,10 +110,8 @@ def test_a_break_after_a_redirect_asks_the_hub_again(fetch, server, published, m
     assert ranges == [None, "bytes=1000-", "bytes=2000-"]
 
 
-def test_an_update_of_a_branch_is_a_checkpoint_of_its_own(fetch, published, models):
-    fetch("hf://org/model@main", None)
-    assert (models / "org--model@main").is_dir()
-    shutil.rmtree(published)
-    publish(published, shards=1)
-    fetch(SOURCE, None)
-    assert (models / NAME / "model-00001-of-00001.safetensors").is_file()
+def test_a_branch_is_resolved_and_never_kept_under_its_name(server, models):
+    asked = {"source": "hf://org/model@main", "endpoint": server.url, "root": str(models.parent)}
+    with pytest.raises(ToolkitError, match="hf://org/model@main moves: name its commit"):
+        work.add(asked, print)
+    assert work.resolve(asked, print)["commit"] == COMMIT

@@ -154,10 +154,12 @@ def test_a_seed_that_cannot_be_reached_is_passed_over(peer, source, server, tmp_
     assert any(f"it is fetched from {server.url}/folder/ at v1 instead" in line for line in said)
 
 
-def test_a_checkpoint_that_only_a_peer_has_is_not_looked_for_elsewhere(peer, tmp_path):
+def test_a_checkpoint_that_only_a_peer_has_is_not_looked_for_elsewhere(peer, server, tmp_path):
     gone = Peer("https://127.0.0.1:1/folder@v1/", TOKEN, peer.certificate)
     with pytest.raises(ToolkitError, match="Connection refused"):
         from_peer(gone, parse("peer://ct200/folder@v1"), tmp_path / "other")
+    from_peer(peer, parse("peer://ct200/folder@v1"), tmp_path / "third")
+    assert read_marker(tmp_path / "third" / NAME).source == f"{server.url}/folder/ at v1"
     with pytest.raises(
         ToolkitError, match="is fetched from host ct200, which is not asked from here"
     ) as caught:

@@ -99,6 +99,8 @@ def add(
     if profile is None:
         requests = [{**item, **_rooted(root), **given} for item in requests]
     hosts = {host.name: host for host in _hosts(inventory, limit, profile)}
+    if profile is None:
+        requests = [_pinned(item, next(iter(hosts.values()))) for item in requests]
     spread = Spread(parallel, seed)
     known = known_hosts(hosts, requests, spread, inventory or ())
     plans = _ask_all(list(hosts.values()), "plan", {"requests": requests}, parallel)
@@ -207,6 +209,19 @@ def _requests(
             f"profile {profile.name} names no checkpoint that is fetched", hint="model.target.source"
         )
     return found, profile.name
+
+
+def _pinned(request: dict[str, Any], host: Host) -> dict[str, Any]:
+    """The same at the commit that a branch or tag stands for, which the first host asks the hub for."""
+    from toolkit.weights.hosts import ask
+    from toolkit.weights.request import wish_of
+
+    source = wish_of(request).origin.source
+    if source.pinned:
+        return request
+    commit = ask(host, "resolve", request, lambda _: None)["commit"]
+    say(f"{source} is hf://{source.location}@{commit}: that is what a profile names")
+    return {**request, "source": f"hf://{source.location}", "revision": commit}
 
 
 def _hub_here() -> str | None:

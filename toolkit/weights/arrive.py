@@ -13,6 +13,7 @@ from pathlib import Path
 from toolkit.errors import ToolkitError
 from toolkit.weights.listing import File
 from toolkit.weights.pace import Bucket, Meter
+from toolkit.weights.reserve import reserve
 from toolkit.weights.web import BROKEN, BusyError, RefusedError, Web, first_byte, reason, strong_tag
 
 _READ = 1 << 22
@@ -83,7 +84,7 @@ class Arrival:
 
         Raises:
             ToolkitError: the source does not have it, cannot be reached for long, or has other content than
-                it lists.  What has come stays, unless it was found to be wrong.
+                it lists. What has come stays, unless it was found to be wrong.
             StoppedError: another file failed.
             OSError: the disk is full.
         """
@@ -125,7 +126,7 @@ class Arrival:
         """Hash what an earlier run has written."""
         size = os.fstat(fd).st_size
         if size > self._file.size:
-            os.ftruncate(fd, 0)
+            self._empty(fd)
             return
         while self._have < size:
             self._check_stop()
@@ -141,8 +142,14 @@ class Arrival:
     def _again(self, fd: int) -> None:
         self._means.meter.add(-self._have)
         self._have = 0
-        os.ftruncate(fd, 0)
+        self._empty(fd)
         self._begin()
+
+    def _empty(self, fd: int) -> None:
+        """Begin anew, with the space reserved again, which goes with the bytes."""
+        os.ftruncate(fd, 0)
+        if self._file.size:
+            reserve(fd, self._file.size, self._path)
 
     def _wrong(self) -> str | None:
         """How the complete file differs from what is listed; None where it does not."""

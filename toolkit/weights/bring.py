@@ -20,10 +20,11 @@ from toolkit.service.files import fsync_dir
 from toolkit.weights.arrive import Arrival, Means, Patience, StoppedError
 from toolkit.weights.leftovers import ARRIVED, LISTED, prepare
 from toolkit.weights.listing import File, Listing
-from toolkit.weights.origins import Origin
+from toolkit.weights.origins import PIN, Origin
 from toolkit.weights.pace import Bucket, Meter, Tell, size_words
 from toolkit.weights.reserve import free_below, full, shortage, take, to_come
 from toolkit.weights.shape import shape_problem
+from toolkit.weights.source import Source
 from toolkit.weights.store import (
     OLD,
     PART,
@@ -87,13 +88,15 @@ def bring(origin: Origin, terms: Terms, tell: Tell) -> dict[str, Any]:
     with alone(terms.models, source.folder, say):
         try:
             _recover(folder)
+            refuse_other(folder, origin.source)
             wrong = damage(folder)
             if wrong and status_of(folder) is not None:
                 say(f"{folder}: {shortened(wrong)}")
                 wrong = settle(folder, tell)
             if not wrong:
-                marker = _of_this_source(folder, origin)
-                return {"changed": False, "folder": str(folder), "bytes": marker.size, "fetched": 0}
+                marker = read_marker(folder)
+                size = 0 if marker is None else marker.size
+                return {"changed": False, "folder": str(folder), "bytes": size, "fetched": 0}
             return _bring(origin, terms, folder, say, tell)
         except OSError as error:
             raise full(error, folder) from None
@@ -118,7 +121,7 @@ def _bring(
     marks = _fetch(part, listing, known, terms.parallel, means)
     fetched = sum(mark.size for path, mark in marks.items() if path not in known)
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    write_marker(part, Marker(str(origin.source), marks, listing.revision, now))
+    write_marker(part, Marker(listing.origin or str(origin.source), marks, listing.revision, now))
     for name in (LISTED, ARRIVED):
         (part / name).unlink(missing_ok=True)
     os.sync()
@@ -144,21 +147,20 @@ def _from(origin: Origin) -> str:
     return str(origin.source) if origin.peer is None else f"a peer, {origin.peer.url}"
 
 
-def _of_this_source(folder: Path, origin: Origin) -> Marker:
-    """The marker of a checkpoint that is there.
+def refuse_other(folder: Path, source: Source) -> None:
+    """Refuse a folder of the same name that came from somewhere else, unless its content is pinned by hash.
 
     Raises:
-        ToolkitError: the folder has the same name, but comes from somewhere else.
+        ToolkitError: it did.
     """
     marker = read_marker(folder)
-    if marker is None:
-        raise ToolkitError(f"{folder} has lost its marker", hint="run the same command again")
-    if origin.source.kind == "https" and marker.source != str(origin.source):
+    if marker is None or source.kind != "https" or source.revision.startswith(PIN):
+        return
+    if marker.source != str(source):
         raise ToolkitError(
-            f"{folder} holds {marker.source}, not {origin.source}",
+            f"{folder} holds {marker.source}, not {source}",
             hint="give it another revision in the profile, or remove that one: ddtoolkit models rm",
         )
-    return marker
 
 
 def _fetch(

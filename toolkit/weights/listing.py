@@ -50,11 +50,13 @@ class Listing:
         files: to fetch.
         revision: commit that the source's revision stands for; None where it has no such thing.
         left_out: files of the source that are not fetched.
+        origin: where a peer has it from; None where the source itself was asked.
     """
 
     files: Sequence[File]
     revision: str | None = None
     left_out: Sequence[str] = field(default=())
+    origin: str | None = None
 
     @property
     def size(self) -> int:

@@ -22,7 +22,7 @@ HUB = "https://huggingface.co"
 SUMS = "SHA256SUMS"
 INDEX = "model.safetensors.index.json"
 LISTING = "listing.json"  # of a peer
-_PIN = "sha256-"
+PIN = "sha256-"  # begins a revision that names the SHA-256 of a folder's SHA256SUMS
 _AT_ONCE = 8
 _TAKEN = (WEIGHTS, ".json", ".jinja", ".model", ".tiktoken", ".txt", ".py")  # of a repository
 # What engines read beside weights and their index; those that a folder lacks are left out.
@@ -143,8 +143,17 @@ def _is_taken(path: str) -> bool:
     return "/" not in path and path.endswith(_TAKEN) and path_problem(path) is None
 
 
+def commit_of(origin: Origin) -> str:
+    """The commit that a repository's revision stands for now.
+
+    Raises:
+        ToolkitError: the hub cannot be asked, or does not have it.
+    """
+    return str(origin.listing(origin.web()).revision)
+
+
 def _of_folder(source: Source, web: Web) -> Listing:
-    pin = source.revision.removeprefix(_PIN) if source.revision.startswith(_PIN) else None
+    pin = source.revision.removeprefix(PIN) if source.revision.startswith(PIN) else None
     try:
         sums: bytes | None = web.read(urljoin(source.location, SUMS))
     except RefusedError as error:
@@ -199,10 +208,10 @@ def _of_peer(peer: Peer, source: Source, web: Web) -> Listing:
             File(str(path), int(item["size"]), urljoin(peer.url, quote(path)), sha256=str(item["sha256"]))
             for path, item in answer["files"].items()
         ]
-        commit = answer.get("revision")
+        commit, origin = answer["revision"], str(answer["source"])
     except (KeyError, TypeError, ValueError, AttributeError):
         raise ToolkitError(f"{peer.url} does not answer as a peer does") from None
-    return Listing(checked(files, source), commit)
+    return Listing(checked(files, source), commit, origin=origin)
 
 
 def _sized(files: Sequence[File], web: Web, *, optional: bool = False) -> tuple[File, ...]:

@@ -67,14 +67,19 @@ def take(folder: Path, files: Iterable[File]) -> bool:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
-            if file.size and not _reserve(fd, file.size, path):
+            if file.size and not reserve(fd, file.size, path):
                 return False
         finally:
             os.close(fd)
     return True
 
 
-def _reserve(fd: int, size: int, path: Path) -> bool:
+def reserve(fd: int, size: int, path: Path) -> bool:
+    """Reserve the space of one file; whether the file system can.
+
+    Raises:
+        OSError: the disk is full.
+    """
     while _LIBC.fallocate(fd, _KEEP_SIZE, ctypes.c_int64(0), ctypes.c_int64(size)) != 0:
         code = ctypes.get_errno()
         if code in _CANNOT:

@@ -124,7 +124,7 @@ class Seed(http.server.ThreadingHTTPServer):
 def listing(marker: Marker) -> dict[str, object]:
     """What peers are told of a checkpoint."""
     files = {path: {"size": mark.size, "sha256": mark.sha256} for path, mark in marker.files.items()}
-    return {"revision": marker.revision, "files": files}
+    return {"source": marker.source, "revision": marker.revision, "files": files}
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

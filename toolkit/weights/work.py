@@ -11,8 +11,9 @@ from toolkit.build.libraries.detached import may_detach, watch
 from toolkit.errors import ToolkitError
 from toolkit.service.files import replace_file
 from toolkit.weights import used
-from toolkit.weights.bring import KEPT_FREE, bring
+from toolkit.weights.bring import KEPT_FREE, bring, refuse_other
 from toolkit.weights.listing import Listing
+from toolkit.weights.origins import commit_of
 from toolkit.weights.pace import Tell
 from toolkit.weights.request import Wish, layout_in, wish_of
 from toolkit.weights.reserve import free_below, shortage, to_come
@@ -36,6 +37,7 @@ def plan(request: Request, _: Tell) -> Answer:
     wishes = [wish_of({**request, **item}) for item in request["requests"]]
     lacking, parts = [], []
     for wish in {item.folder: item for item in wishes}.values():
+        refuse_other(wish.folder, wish.origin.source)
         wrong = damage(wish.folder)
         if not wrong:
             continue
@@ -74,6 +76,8 @@ def _to_come(wish: Wish, listing: Listing) -> int:
 def add(request: Request, tell: Tell) -> Answer:
     """Bring one checkpoint; root under systemd does it in a unit, which a cut connection leaves alone."""
     wish = wish_of(request)
+    if not wish.origin.source.pinned:
+        raise ToolkitError(f"{wish.origin.source} moves: name its commit", hint="ask for it with `resolve`")
     if not may_detach():
         return bring(wish.origin, wish.terms, tell)
     state = wish.layout.state
@@ -104,6 +108,11 @@ def add_in_unit(path: Path, tell: Tell) -> Answer:
     path.unlink()
     wish = wish_of(request)
     return bring(wish.origin, wish.terms, tell)
+
+
+def resolve(request: Request, _: Tell) -> Answer:
+    """The commit that a repository's branch or tag stands for now."""
+    return {"changed": False, "commit": commit_of(wish_of(request).origin)}
 
 
 def models(request: Request, _: Tell) -> Answer:
@@ -142,6 +151,7 @@ def _complete(request: Request) -> list[Path]:
 
 VERBS: dict[str, Callable[[Request, Tell], Answer]] = {
     "plan": plan,
+    "resolve": resolve,
     "add": add,
     "list": models,
     "rm": remove,
