@@ -126,8 +126,11 @@ def test_a_plan_tells_what_comes_from_where(
 ) -> None:
     shown = ddtoolkit("models", "add", f"{publisher.url}folder/absent/", "--revision", "v1", status=1).stdout
     assert shown == ""
-    plan = ddtoolkit("plan", NAME, *sets).stdout
-    assert f"weights      target@v1: it is not there; 9.7 MB from {publisher.url}folder/target/ at v1" in plan
+    wanted = f"weights      target@v1: it is not there; 9.7 MB from {publisher.url}folder/target/ at v1"
+    plan = ddtoolkit("plan", NAME, *sets[2:]).stdout  # nothing of the toolkit is there yet
+    assert plan.count("nothing of ddtoolkit is there yet") == plan.count(wanted) == 2
+    assert plan.index("the locked libraries") < plan.index(wanted) < plan.index("nothing is built yet")
+    assert ddtoolkit("plan", NAME, *sets).stdout.count(wanted) == 2
     for host in hosts:
         assert not host.path(f"{MODELS}/target@v1").exists()
 
@@ -147,8 +150,7 @@ def test_both_serve_and_one_has_fetched(
 
 def test_nothing_of_the_transfer_is_left(deployed: Any, hosts: tuple[Host, Host]) -> None:
     for host in hosts:
-        assert not list(host.path("/var/lib/ddtoolkit/state").glob("*.request"))
-        assert not list(host.path("/var/lib/ddtoolkit/state").glob("seed-*"))
+        assert not list(host.path("/run").glob("ddtoolkit-*"))
         units = host.root(["systemctl", "list-units", "--plain", "--no-legend", "ddtoolkit-seed*"]).stdout
         assert not units
         assert not [path for path in host.path(MODELS).iterdir() if path.name.endswith(".part")]

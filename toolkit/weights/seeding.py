@@ -20,7 +20,7 @@ from toolkit.service.files import replace_file
 from toolkit.service.transient import start_program
 from toolkit.weights.origins import Peer
 from toolkit.weights.pace import Tell
-from toolkit.weights.request import wish_of
+from toolkit.weights.request import RUN, wish_of
 from toolkit.weights.serve import Seed
 from toolkit.weights.store import damage, shortened
 from toolkit.weights.web import BROKEN, Web
@@ -38,7 +38,8 @@ def seed(request: Mapping[str, Any], _: Tell) -> dict[str, Any]:
             hint="name another host to fetch it from: --seed HOST",
         )
     wish.layout.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="seed-", dir=wish.layout.state) as folder:
+    place = RUN if may_detach() else wish.layout.state
+    with tempfile.TemporaryDirectory(prefix="ddtoolkit-seed-", dir=place) as folder:
         asked, ready = Path(folder) / "request", Path(folder) / "ready"
         replace_file(asked, json.dumps(dict(request)).encode())
         return _started(f"ddtoolkit-seed-{wish.unit}", asked, ready)

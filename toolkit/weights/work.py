@@ -15,7 +15,7 @@ from toolkit.weights.bring import KEPT_FREE, bring, refuse_other
 from toolkit.weights.listing import Listing
 from toolkit.weights.origins import commit_of
 from toolkit.weights.pace import Tell
-from toolkit.weights.request import Wish, layout_in, wish_of
+from toolkit.weights.request import RUN, Wish, layout_in, wish_of
 from toolkit.weights.reserve import free_below, shortage, to_come
 from toolkit.weights.seeding import seed, unseed
 from toolkit.weights.store import PART, alone, damage, read_marker, shortened, status_of
@@ -82,7 +82,7 @@ def add(request: Request, tell: Tell) -> Answer:
         return bring(wish.origin, wish.terms, tell)
     state = wish.layout.state
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    asked = state / f"{wish.unit}.request"
+    asked = RUN / f"ddtoolkit-{wish.unit}.request"
     replace_file(asked, json.dumps(dict(request)).encode())  # for root alone: it may hold a peer's token
     last: Answer = {}
 
