@@ -159,7 +159,7 @@ def _build(
     weights.fetch(profile, watcher.step, watcher.line)
     watcher.step("build", "environment, checkpoint hashes, tuned values; what is there already is used")
     discard_changed(environment, layout)
-    manifest = built_already(profile, environment, base, layout)
+    manifest = built_already(profile, environment, base)
     if manifest is not None:
         watcher.line("nothing that it depends on has changed: the build of the release before is used")
         return manifest

@@ -8,6 +8,7 @@ from typing import Any
 
 from toolkit.build.builder import checkpoint_marks
 from toolkit.build.environment import MARKER, Environment, damage
+from toolkit.deploy.locate import layout_of
 from toolkit.errors import ToolkitError
 from toolkit.layout import Layout
 from toolkit.profile.schema import Profile
@@ -25,9 +26,7 @@ _KEYS = (
 )
 
 
-def built_already(
-    profile: Profile, environment: Environment, base: Release | None, layout: Layout
-) -> dict[str, Any] | None:
+def built_already(profile: Profile, environment: Environment, base: Release | None) -> dict[str, Any] | None:
     """The manifest of a release whose build would come out the same for `profile`; None where it may not.
 
     Only for a CPU: what a GPU's build depends on cannot be told without asking the driver.
@@ -36,7 +35,6 @@ def built_already(
         profile: what is to be built.
         environment: the engine's environment.
         base: the release before.
-        layout: where things lie.
     """
     if base is None or profile.hardware.device != "cpu":
         return None
@@ -48,7 +46,7 @@ def built_already(
         same = (
             whole
             and built["digest"] == environment.digest
-            and manifest["checkpoints"] == checkpoint_marks(profile, layout)
+            and manifest["checkpoints"] == checkpoint_marks(profile, layout_of(profile))
             and all(_value(before, key) == _value(now, key) for key in _KEYS)
             and (engine["device"]["name"], engine["device"]["cores"]) == _cpu()
         )
