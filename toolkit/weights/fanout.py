@@ -190,6 +190,11 @@ def known_hosts(
     named |= {spread.seed} if spread.seed not in (None, NO_SEED) else set()
     if named <= hosts.keys():
         return hosts
+    if not inventory:
+        raise ConfigError(
+            f"{', '.join(sorted(named))}, to fetch checkpoints from, is to be in an inventory",
+            hint="add -i inventory.yaml",
+        )
     from toolkit.inventory.load import load_hosts
 
     every = {host.name: host for host in load_hosts(inventory)}
