@@ -166,7 +166,7 @@ def test_a_second_deploy_asks_nobody(
 
 
 def test_what_serves_cannot_be_removed(deployed: Any, ddtoolkit: Command) -> None:
-    done = ddtoolkit("models", "rm", "target@v1", "--force", "--yes", status=1)
+    done = ddtoolkit("models", "rm", "target@v1", "--force", "--yes", status=2)
     assert "target@v1 is needed by the current release" in done.stderr
 
 

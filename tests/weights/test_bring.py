@@ -38,6 +38,20 @@ def test_it_arrives_whole_and_is_marked(fetch, published, models):
     assert (folder / FIRST).stat().st_mode & 0o777 == 0o644
 
 
+def test_whoever_serves_can_read_it_whatever_the_umask(fetch, published, models):
+    (published / "sub").mkdir()
+    (published / "sub" / "extra.json").write_text("{}")
+    sums(published)
+    before = os.umask(0o077)
+    try:
+        fetch()
+    finally:
+        os.umask(before)
+    paths = [models / NAME, *(models / NAME).rglob("*")]
+    assert {path.stat().st_mode & 0o777 for path in paths if path.is_dir()} == {0o755}
+    assert {path.stat().st_mode & 0o777 for path in paths if path.is_file()} == {0o644}
+
+
 def test_what_is_there_is_not_asked_for_again(fetch, server):
     fetch()
     server.asked.clear()

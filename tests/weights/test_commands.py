@@ -70,7 +70,7 @@ def test_a_branch_is_fetched_at_its_commit(
         ),
         (("models", "add", "https://h/x/", "--revision", "v1", "--rate", "7"), 2, "--rate '7' has no unit"),
         (("models", "add", "https://h/x/", "--revision", "v1", "--rate", "7B"), 2, "below 1KiB a second"),
-        (("models", "rm", "x@v1", "--yes"), 1, "no model 'x@v1'"),
+        (("models", "rm", "x@v1", "--yes"), 2, "no model 'x@v1'"),
         (("models", "list", "--limit", "x"), 2, "--limit needs an inventory"),
         (("deploy", "profile", "local-cpu", "--seed", "x"), 2, "--seed needs an inventory"),
     ],

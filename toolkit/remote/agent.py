@@ -201,7 +201,7 @@ def run_module(
         while True:
             message = agent.receive()
             if "error" in message:
-                raise ToolkitError(f"{host.name}: {message['error']}", hint=message.get("hint"))
+                raise error_from_json({**message, "message": message["error"]}, host.name)
             if "changed" in message:
                 return message
             tell(message)

@@ -1,7 +1,8 @@
 """`python -m toolkit.weights`: reads one request, a JSON line, and answers it; runs on hosts.
 
 One JSON object a line on standard output: `{"line": ...}` for progress, at last an object with `changed`, or
-`{"error": ..., "hint": ...}` with status 1. While it works `{"beat": ...}` tells that it is alive.
+`{"error": ..., "hint": ..., "kind": ...}` with status 1. While it works `{"beat": ...}` tells
+that it is alive.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
             threading.Thread(target=_beat, daemon=True).start()
             answer = _answer()
     except ToolkitError as error:
-        _tell({"error": error.message, "hint": error.hint})
+        _tell({"error": error.message, "hint": error.hint, "kind": type(error).__name__})
         return 1
     except OSError as error:
         _tell({"error": f"{error.filename or 'weights'}: {error.strerror or error}", "hint": None})

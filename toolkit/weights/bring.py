@@ -201,6 +201,8 @@ def _put_in_place(part: Path, folder: Path) -> None:
     """Rename the complete folder, beside which the damaged one stays until then."""
     old = folder.with_name(f".{folder.name}{OLD}")
     shutil.rmtree(old, ignore_errors=True)
+    for path in (part, *(path for path in part.rglob("*") if path.is_dir())):
+        path.chmod(0o755)  # whoever serves reads it, whatever the umask here
     with contextlib.suppress(FileNotFoundError):
         folder.rename(old)
     part.rename(folder)

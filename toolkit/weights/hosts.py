@@ -13,6 +13,7 @@ from typing import Any
 
 import toolkit
 from toolkit.errors import ToolkitError, UnreachableError
+from toolkit.hostside.protocol import error_from_json
 from toolkit.inventory.host import Host
 from toolkit.remote.agent import run_module
 
@@ -80,7 +81,7 @@ def _here(name: str, request: dict[str, Any], tell: Tell) -> dict[str, Any]:
         for line in child.stdout:
             message: dict[str, Any] = json.loads(line)
             if "error" in message:
-                raise ToolkitError(f"{name}: {message['error']}", hint=message.get("hint"))
+                raise error_from_json({**message, "message": message["error"]}, name)
             if "changed" in message:
                 return message
             tell(message)
