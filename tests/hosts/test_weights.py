@@ -188,6 +188,21 @@ def test_a_transfer_goes_on_without_its_connection(
     assert " left" in done[0].stderr
 
 
+def test_a_peer_can_be_named_also_one_that_is_not_worked_on(
+    ddtoolkit: Command, hosts: tuple[Host, Host], publisher: HttpsPublisher
+) -> None:
+    ddtoolkit("models", "add", large(publisher), "--revision", "v5", host=hosts[0].name)
+    publisher.forget()
+    source = f"peer://{hosts[0].name}/large@v5"
+    done = ddtoolkit("models", "add", source, host=hosts[1].name)
+    assert f"{hosts[1].name}: large@v5 is complete at" in done.stderr
+    assert publisher.requests() == []
+    marker = json.loads(hosts[1].path(f"{MODELS}/large@v5/.weights.json").read_text())
+    assert marker["source"] == f"{large(publisher)} at v5"
+    absent = ddtoolkit("models", "add", f"peer://{hosts[0].name}/absent@v1", host=hosts[1].name, status=1)
+    assert f"{MODELS}/absent@v1 cannot be handed out: it is not there" in absent.stderr
+
+
 def test_a_killed_transfer_is_gone_on_with(
     ddtoolkit: Command, hosts: tuple[Host, Host], publisher: HttpsPublisher
 ) -> None:
