@@ -176,7 +176,7 @@ def test_a_swap_by_playbook_is_in_the_history_that_everyone_sees(
 
 def test_a_bad_value_fails_the_playbook_with_its_reason(deployed: None, playbook: Command) -> None:
     done = playbook("swap.yml", "-e", '{"ddtoolkit_set": ["speculative.budgets=7"]}', status=2)
-    assert "speculative.budget" in done.stdout
+    assert "speculative.budget" in done.stdout + done.stderr
 
 
 def test_an_upgrade_has_nothing_to_do_on_this_version(deployed: None, ddtoolkit: Command) -> None:

@@ -211,7 +211,8 @@ def _accepted(release: Release) -> dict[str, Any] | None:
     shown = {key: report[key] for key in keys if key in report}
     checks = report.get("checks")
     listed = [check for check in checks if isinstance(check, dict)] if isinstance(checks, list) else []
-    shown["not_judged"] = [check.get("name") for check in listed if check.get("status") == "not_judged"]
+    if unjudged := [check.get("name") for check in listed if check.get("status") == "not_judged"]:
+        shown["not_judged"] = unjudged
     return shown
 
 
