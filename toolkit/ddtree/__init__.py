@@ -8,3 +8,5 @@ import os
 # Torch's threads wait for each other by spinning unless told otherwise, and then a busy neighbour on one core
 # can slow decoding down tenfold. OpenMP reads this once, at the first import of torch.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# numpy multiplies small matrices here: more threads would only wait busily, on the cores of torch.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
