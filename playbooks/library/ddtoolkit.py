@@ -138,9 +138,8 @@ class Agent:
                 return message["result"]
             if "error" in message:
                 error = message["error"]
-                problems = "; ".join(item["message"] for item in error["problems"])
                 hint = f"; next: {error['hint']}" if error["hint"] else ""
-                raise AgentError(f"{problems or error['message']}{hint}")
+                raise AgentError(f"{error['message']}{hint}")
         raise AgentError("the agent ended without an answer")
 
     def close(self) -> None:
