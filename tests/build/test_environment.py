@@ -103,7 +103,7 @@ def test_digest_and_differences_follow_versions_and_code() -> None:
 
 def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
     if os.geteuid() != 0:
-        pytest.skip("mounting a small file system needs root")
+        pytest.skip(reason="mounting a small file system needs root")
     small = tmp_path / "small"
     small.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", small], check=True)

@@ -133,7 +133,7 @@ def test_arguments_that_do_not_fit_are_refused(arguments, capsys, tiny_pair):
 
 def test_cuda_without_a_device_is_refused(arguments, capsys):
     if build.torch.cuda.is_available():
-        pytest.skip("this machine has a CUDA device")
+        pytest.skip(reason="this machine has a CUDA device")
     status, err = run(arguments, capsys, **{"--device": "cuda"})
     assert status == 2
     assert "sees no CUDA device; check the driver" in err

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 if not torch.cuda.is_available():
-    pytest.skip("no CUDA GPU on this machine", allow_module_level=True)
+    pytest.skip(reason="no CUDA GPU on this machine", allow_module_level=True)
 
 from tests.ddtree.conftest import BUNDLED, build_engine, generate, request
 from toolkit.ddtree import build

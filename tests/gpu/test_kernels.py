@@ -7,7 +7,7 @@ import pytest
 import torch
 
 if not torch.cuda.is_available():
-    pytest.skip("no CUDA GPU on this machine", allow_module_level=True)
+    pytest.skip(reason="no CUDA GPU on this machine", allow_module_level=True)
 
 from toolkit.ddtree import tree
 from toolkit.ddtree.kernels import topk, tree_builder

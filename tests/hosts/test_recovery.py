@@ -56,7 +56,7 @@ answer([ended().status, ended().message])
 
 
 def test_the_end_of_the_session_changes_nothing(box):
-    """Everything that the session started is killed with it, as logind does with KillUserProcesses=yes."""
+    """What a login started is killed at its end, as logind does with KillUserProcesses=yes."""
     code = PRELUDE + BEGIN + WATCH
     command = ["sudo", "-n", "env", f"PYTHONPATH={TOOL}", sys.executable, "-P", "-c", code]
     session = subprocess.Popen([*box.ssh(), "--", shlex.join(command)], stdout=subprocess.PIPE, text=True)

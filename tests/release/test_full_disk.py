@@ -21,7 +21,7 @@ def full(tmp_path_factory):
     folder = tmp_path_factory.mktemp("disk")
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], check=False)
     if mounted.returncode:
-        pytest.skip("no file system can be mounted here")
+        pytest.skip(reason="no file system can be mounted here")
     stub = StubService(folder / "root")
     first = stub.stage("one")
     change(stub, "deploy", first)

@@ -19,7 +19,7 @@ from toolkit.cli.options import (
     Verbose,
     Yes,
 )
-from toolkit.cli.output import answer, emit, say
+from toolkit.cli.output import answer, emit, require_yes, say
 from toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -73,8 +73,7 @@ def swap(
         fleet.swap(name, sets or (), where, manner, **options)
         return
     service = find_service(name)
-    if as_json and not yes:
-        raise ConfigError("--json changes nothing without --yes", hint="add --yes")
+    require_yes(yes=yes, as_json=as_json)
     watcher = Lines(verbose=verbose).watcher()
     judging = Judging(new_baseline=new_baseline, experiment_seconds=seconds)
     with reserve(service.layout, service.name, "swap", wait=lock_wait, on_event=watcher.event):
@@ -121,8 +120,7 @@ def rollback(
         fleet.rollback(name, release, where, fleet.Manner(yes, verbose, as_json, lock_wait))
         return
     service = find_service(name)
-    if as_json and not yes:
-        raise ConfigError("--json changes nothing without --yes", hint="add --yes")
+    require_yes(yes=yes, as_json=as_json)
     watcher = Lines(verbose=verbose).watcher()
     with reserve(service.layout, service.name, "rollback", wait=lock_wait, on_event=watcher.event):
         host = ServiceHost(service.layout, service.name)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from toolkit.cli.board import Board
-from toolkit.cli.output import answer, emit, say
+from toolkit.cli.output import answer, emit, require_yes, say
 from toolkit.cli.plans import confirm_undone, show_plan
 from toolkit.errors import ConfigError, ToolkitError
 
@@ -113,7 +113,7 @@ def deploy(
         if all(item.value is None or item.value["plan"]["empty"] for item in plans):
             _end([untouched(item) for item in plans], manner)
             return
-        _need_yes(manner)
+        require_yes(yes=manner.yes, as_json=manner.as_json)
         undone = {item.host: item.value["undone"] for item in plans if item.value is not None}
         confirm_undone(undone, yes=manner.yes)
         options = {"lock_wait": manner.lock_wait, "new_baseline": new_baseline}
@@ -291,7 +291,7 @@ def _change(
 
     hosts = _carrying(found(), where, service)
     names = [host.name for host in hosts]
-    _need_yes(manner)
+    require_yes(yes=manner.yes, as_json=manner.as_json)
     with Connections(hosts) as connections:
         words, limit = _words(operation, args), where.parallel
         out = lock_all(connections, names, service, words, wait=manner.lock_wait, limit=limit)
@@ -375,11 +375,6 @@ def _carrying(hosts: Sequence[Host], where: Where, profile: str) -> list[Host]:
 def _warn(warnings: Sequence[Any]) -> None:
     for warning in warnings:
         say(f"warning: {warning}")
-
-
-def _need_yes(manner: Manner) -> None:
-    if manner.as_json and not manner.yes:
-        raise ConfigError("--json changes nothing without --yes", hint="add --yes")
 
 
 def _show_plans(plans: Sequence[HostResult], tell: Callable[[str], None]) -> None:

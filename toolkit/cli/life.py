@@ -19,7 +19,7 @@ from toolkit.cli.options import (
     Verbose,
     Yes,
 )
-from toolkit.cli.output import answer, emit, say
+from toolkit.cli.output import answer, emit, require_yes, say
 from toolkit.errors import ConfigError
 
 
@@ -53,7 +53,7 @@ def upgrade(
         fleet.upgrade(name, where, fleet.Manner(yes, verbose, as_json, lock_wait), new_baseline=new_baseline)
         return
     service = find_service(name)
-    _need_yes(yes=yes, as_json=as_json)
+    require_yes(yes=yes, as_json=as_json)
     changes = upgrade_changes(service, current_release(service))
     for line in changes or ["nothing to do, it runs on this version and its libraries"]:
         say(f"{service.name}: {line}")
@@ -143,11 +143,6 @@ def _show_unused(front: str, found: dict[str, Any], *, dry: bool, as_json: bool)
         tell(f"{front}nothing to remove")
 
 
-def _need_yes(*, yes: bool, as_json: bool) -> None:
-    if as_json and not yes:
-        raise ConfigError("--json changes nothing without --yes", hint="add --yes")
-
-
 def _ask(what: str, *, yes: bool, as_json: bool) -> None:
     """Ask before something is removed.
 
@@ -155,7 +150,7 @@ def _ask(what: str, *, yes: bool, as_json: bool) -> None:
         ConfigError: there is nobody to ask.
         Exit: the answer is no.
     """
-    _need_yes(yes=yes, as_json=as_json)
+    require_yes(yes=yes, as_json=as_json)
     if yes:
         return
     if not sys.stdin.isatty():

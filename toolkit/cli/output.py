@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from toolkit.errors import ToolkitError
+from toolkit.errors import ConfigError, ToolkitError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,3 +70,13 @@ def show_error(error: ToolkitError, *, as_json: bool) -> None:
 
         problems = [str(problem) for problem in error.problems] if isinstance(error, ConfigError) else []
         emit({"ok": False, "error": error.message, "hint": error.hint, "problems": problems})
+
+
+def require_yes(*, yes: bool, as_json: bool) -> None:
+    """Make sure that a command which prints JSON may change something.
+
+    Raises:
+        ConfigError: it was not told to.
+    """
+    if as_json and not yes:
+        raise ConfigError("--json changes nothing without --yes", hint="add --yes")

@@ -8,8 +8,8 @@ import typer
 
 from toolkit.cli import fleet
 from toolkit.cli.options import Batch, Inventories, Json, Limit, LockWait, ServiceName, Verbose, Yes
-from toolkit.cli.output import answer, emit, say, table
-from toolkit.errors import EXIT_INTERRUPTED, ConfigError, StoppedWatchingError
+from toolkit.cli.output import answer, emit, require_yes, say, table
+from toolkit.errors import EXIT_INTERRUPTED, StoppedWatchingError
 
 Verb = Literal["start", "stop", "restart"]
 
@@ -35,8 +35,7 @@ def _change(name: str | None, verb: Verb, where: fleet.Where | None, manner: fle
         fleet.change(name, verb, where, manner)
         return
     service = find_service(name)
-    if manner.as_json and not manner.yes:
-        raise ConfigError("--json changes nothing without --yes", hint="add --yes")
+    require_yes(yes=manner.yes, as_json=manner.as_json)
     change = {"start": control.start, "stop": control.stop, "restart": control.restart}[verb]
     lines = Lines(verbose=manner.verbose)
     outcome = change(service.layout, service.name, wait=manner.lock_wait, on_event=lines.event)

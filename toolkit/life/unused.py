@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import shutil
@@ -20,6 +19,7 @@ from toolkit.layout import TOOL, Layout
 from toolkit.release.host import ServiceHost
 from toolkit.release.store import Release
 from toolkit.remote.bootstrap import REMEMBERED
+from toolkit.service.files import flocked
 
 # What was made this recently may be for a release that is not staged yet.
 YOUNG = 900.0
@@ -133,17 +133,7 @@ def _candidates(layout: Layout) -> Iterator[tuple[Path, str]]:
 
 def _in_work(path: Path) -> bool:
     """Whether libraries are being installed there."""
-    try:
-        fd = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
+    return flocked(path.with_name(f".{path.name}.lock"))
 
 
 def _size(folder: Path) -> int:

@@ -24,7 +24,7 @@ from typing import Any
 from toolkit.errors import ConfigError, LockedError, ToolkitError
 from toolkit.layout import ServicePaths
 from toolkit.release.reserve import Reserve
-from toolkit.service.files import PRIVATE_FILE, json_bytes, make_private, read_json, write_new
+from toolkit.service.files import PRIVATE_FILE, flocked, json_bytes, make_private, read_json, write_new
 from toolkit.service.processes import ProcessId, identify
 
 HEARTBEAT = 5.0
@@ -97,17 +97,7 @@ class Lock:
 
     def transaction_running(self) -> bool:
         """Whether a transaction holds its flock now."""
-        try:
-            fd = os.open(self._flock_file, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(fd)
-        return False
+        return flocked(self._flock_file)
 
     def hold_transaction(self) -> int | None:
         """Take the transaction's flock; the descriptor, or None where another holds it."""

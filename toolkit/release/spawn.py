@@ -15,7 +15,7 @@ def spawn(
 ) -> str:
     """Run `python -m MODULE ARGUMENTS`, which detaches itself; why it could not be started, "" when it runs.
 
-    Where systemd runs the service it becomes a system unit, which outlives the session of whoever asked.
+    Where systemd runs the service it becomes a system unit, which outlives the login of whoever asked.
 
     Args:
         host: the service.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import re
@@ -149,3 +150,18 @@ def read_record(path: Path) -> dict[str, Any] | None:
             return value if isinstance(value, dict) else None
         time.sleep(0.001)
     return None
+
+
+def flocked(path: Path) -> bool:
+    """Whether another open file holds a flock(2) on `path` now; False without such a file."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
