@@ -264,7 +264,7 @@ def test_systemd_itself_has_nothing_to_say():
         secrets_file=path,
         gpus=8,
     )
-    assert verify_unit(render_unit(unit, 252), "stub") == []
+    assert verify_unit(render_unit(unit, 252), "stub") == ()
 
 
 @needs_systemd

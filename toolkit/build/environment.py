@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -102,14 +103,17 @@ def embedded_environment(python: str | None = None) -> Environment:
         ToolkitError: it cannot be run, or lacks a library that the engine needs.
     """
     program = Path(sys.executable if python is None else python).expanduser()
-    versions = _versions(program)
+    with ThreadPoolExecutor(1) as asking:
+        answer = asking.submit(_versions, program)
+        source = package_digest()  # meanwhile
+        versions = answer.result()
     absent = [name for name in _NEEDED if name not in versions]
     if absent:
         raise ToolkitError(
             f"the embedded engine needs {', '.join(absent)}, which {program} does not have",
             hint=f"{program} -m pip install 'ddtoolkit[engine]'",
         )
-    return Environment(python=program, versions=versions, source=package_digest())
+    return Environment(python=program, versions=versions, source=source)
 
 
 def locked_environment(lock: Lock, environments: Path) -> Environment:

@@ -57,6 +57,13 @@ def swap(
     as_json: Json = False,
 ) -> None:
     """Change keys of the deployed profile with one restart; undone by itself when it is worse."""
+    seconds = _experiment_seconds(duration, experiment=experiment)
+    where = fleet.where(inventory, limit, batch=batch)
+    if where is not None:
+        manner = fleet.Manner(yes, verbose, as_json, lock_wait)
+        options = {"new_baseline": new_baseline, "experiment_seconds": seconds}
+        fleet.swap(name, sets or (), where, manner, **options)
+        return
     from toolkit.cli.progress import Lines
     from toolkit.deploy.flow import describe, swap_changes
     from toolkit.deploy.flow import swap as run_swap
@@ -65,13 +72,6 @@ def swap(
     from toolkit.release.controller import reserve
     from toolkit.release.host import ServiceHost
 
-    seconds = _experiment_seconds(duration, experiment=experiment)
-    where = fleet.where(inventory, limit, batch=batch)
-    if where is not None:
-        manner = fleet.Manner(yes, verbose, as_json, lock_wait)
-        options = {"new_baseline": new_baseline, "experiment_seconds": seconds}
-        fleet.swap(name, sets or (), where, manner, **options)
-        return
     service = find_service(name)
     require_yes(yes=yes, as_json=as_json)
     watcher = Lines(verbose=verbose).watcher()
@@ -107,6 +107,10 @@ def rollback(
     as_json: Json = False,
 ) -> None:
     """Return to an earlier release, by default the one that served before, with its own checks."""
+    where = fleet.where(inventory, limit, batch=batch)
+    if where is not None:
+        fleet.rollback(name, release, where, fleet.Manner(yes, verbose, as_json, lock_wait))
+        return
     from toolkit.cli.progress import Lines
     from toolkit.deploy.flow import describe, rollback_target
     from toolkit.deploy.flow import rollback as run_rollback
@@ -115,10 +119,6 @@ def rollback(
     from toolkit.release.controller import reserve
     from toolkit.release.host import ServiceHost
 
-    where = fleet.where(inventory, limit, batch=batch)
-    if where is not None:
-        fleet.rollback(name, release, where, fleet.Manner(yes, verbose, as_json, lock_wait))
-        return
     service = find_service(name)
     require_yes(yes=yes, as_json=as_json)
     watcher = Lines(verbose=verbose).watcher()
@@ -141,12 +141,12 @@ def history(
     as_json: Json = False,
 ) -> None:
     """Who changed what, when, and how it ended; the newest last."""
-    from toolkit.hostside.operations import past
-
     where = fleet.where(inventory, limit)
     if where is not None:
         fleet.show_each(name, "history", {"count": count}, where, _show_history, as_json=as_json)
         return
+    from toolkit.hostside.operations import past
+
     found = past({"service": name, "count": count})
     if as_json:
         emit(found["entries"])

@@ -62,6 +62,12 @@ def deploy_profile(
     as_json: Json = False,
 ) -> None:
     """Deploy a profile, here or on hosts: provision, build, restart once, judge, keep or undo."""
+    where = fleet.where(inventory, limit, batch=batch, parallel=parallel)
+    if where is not None:
+        manner = fleet.Manner(yes, verbose, as_json, lock_wait)
+        wanted = overlays or (), sets or ()
+        fleet.deploy(name, *wanted, where, manner, new_baseline=new_baseline, seed=seed)
+        return
     from toolkit.cli.progress import Lines
     from toolkit.deploy.flow import deploy, describe
     from toolkit.deploy.judging import Judging
@@ -69,12 +75,6 @@ def deploy_profile(
     from toolkit.deploy.prepare import prepare
     from toolkit.release.controller import reserve
 
-    where = fleet.where(inventory, limit, batch=batch, parallel=parallel)
-    if where is not None:
-        manner = fleet.Manner(yes, verbose, as_json, lock_wait)
-        wanted = overlays or (), sets or ()
-        fleet.deploy(name, *wanted, where, manner, new_baseline=new_baseline, seed=seed)
-        return
     if seed is not None:
         raise ConfigError("--seed needs an inventory", hint="add -i inventory.yaml")
     resolved = _load(name, overlays, sets)
@@ -110,13 +110,13 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Show what a deploy would do and why; changes nothing."""
-    from toolkit.deploy.prepare import prepare
-
     where = fleet.where(inventory, limit, parallel=parallel)
     if where is not None:
         if fleet.plan(name, overlays or (), sets or (), where, as_json=as_json) and exit_code:
             raise typer.Exit(EXIT_DIFFERENT)
         return
+    from toolkit.deploy.prepare import prepare
+
     prepared = prepare(_load(name, overlays, sets))
     show_plan(prepared.plan.to_json(), HERE, say if as_json else answer)
     if as_json:

@@ -33,10 +33,10 @@ def drift(
     as_json: Json = False,
 ) -> None:
     """Show where a host differs from its release, and the release from the profile; exit 7 if it does."""
-    from toolkit.hostside.operations import drift as look
-
     where = fleet.where(inventory, limit)
     if where is None:
+        from toolkit.hostside.operations import drift as look
+
         resolved = None if deployed else _profile(_only(name), overlays, sets)
         found = look({"service": name, "profile": None if resolved is None else resolved.data})
         if as_json:

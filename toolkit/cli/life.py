@@ -42,16 +42,16 @@ def upgrade(
     as_json: Json = False,
 ) -> None:
     """Serve the deployed profile from this version and its libraries; judged, then kept or undone."""
+    where = fleet.where(inventory, limit, batch=batch)
+    if where is not None:
+        fleet.upgrade(name, where, fleet.Manner(yes, verbose, as_json, lock_wait), new_baseline=new_baseline)
+        return
     from toolkit.cli.progress import Lines, finish, show_report
     from toolkit.deploy.judging import Judging
     from toolkit.deploy.locate import current_release, find_service
     from toolkit.deploy.upgrade import upgrade as run
     from toolkit.deploy.upgrade import upgrade_changes
 
-    where = fleet.where(inventory, limit, batch=batch)
-    if where is not None:
-        fleet.upgrade(name, where, fleet.Manner(yes, verbose, as_json, lock_wait), new_baseline=new_baseline)
-        return
     service = find_service(name)
     require_yes(yes=yes, as_json=as_json)
     changes = upgrade_changes(service, current_release(service))
@@ -78,7 +78,6 @@ def prune(
 ) -> None:
     """Remove environments and copies of the toolkit that no release of any service needs."""
     from toolkit.fleet.results import to_json
-    from toolkit.hostside.operations import prune as run
 
     where = fleet.where(inventory, limit)
     if where is not None:
@@ -90,6 +89,8 @@ def prune(
                 _show_unused(f"{result.host}: ", result.value, dry=dry, as_json=as_json)
         fleet.finish_looking(results)
         return
+    from toolkit.hostside.operations import prune as run
+
     found = run({"dry": dry})
     if as_json:
         emit({"ok": True, **found})
@@ -112,15 +113,15 @@ def uninstall(
     as_json: Json = False,
 ) -> None:
     """Stop a service and remove it: unit, releases, state and cache."""
-    from toolkit.cli.progress import Lines
-    from toolkit.deploy.locate import find_service
-    from toolkit.life.uninstall import uninstall as run
-
     where = fleet.where(inventory, limit)
     if where is not None:
         _ask(f"remove {name} from every host that --limit matches", yes=yes, as_json=as_json)
         fleet.uninstall(name, where, fleet.Manner(True, verbose, as_json, lock_wait), purge=purge)
         return
+    from toolkit.cli.progress import Lines
+    from toolkit.deploy.locate import find_service
+    from toolkit.life.uninstall import uninstall as run
+
     service = find_service(name)
     _ask(f"remove {service.name} from this machine", yes=yes, as_json=as_json)
     lines = Lines(verbose=verbose)

@@ -27,13 +27,14 @@ def register(app: typer.Typer) -> None:
 
 
 def _change(name: str | None, verb: Verb, where: fleet.Where | None, manner: fleet.Manner) -> None:
-    from toolkit.cli.progress import Lines, finish
-    from toolkit.deploy.locate import find_service
-    from toolkit.release import control
 
     if where is not None:
         fleet.change(name, verb, where, manner)
         return
+    from toolkit.cli.progress import Lines, finish
+    from toolkit.deploy.locate import find_service
+    from toolkit.release import control
+
     service = find_service(name)
     require_yes(yes=manner.yes, as_json=manner.as_json)
     change = {"start": control.start, "stop": control.stop, "restart": control.restart}[verb]
@@ -97,13 +98,13 @@ def logs(
     limit: Limit = None,
 ) -> None:
     """Print the server's output."""
-    from toolkit.deploy.locate import find_service
-    from toolkit.release.control import logs as read_logs
-
     where = fleet.where(inventory, limit)
     if where is not None:
         fleet.stream(name, where, lines=lines, follow=follow)
         return
+    from toolkit.deploy.locate import find_service
+    from toolkit.release.control import logs as read_logs
+
     service = find_service(name)
     try:
         for line in read_logs(service.layout, service.name, lines=lines, follow=follow):
@@ -117,13 +118,13 @@ def status(
     name: ServiceName = None, inventory: Inventories = None, limit: Limit = None, as_json: Json = False
 ) -> None:
     """What serves, since when, with which config, and how it does now."""
-    from toolkit.deploy.locate import deployed_services, find_service
-    from toolkit.deploy.watch import observe
-
     where = fleet.where(inventory, limit)
     if where is not None:
         _status_of_hosts(name, where, as_json=as_json)
         return
+    from toolkit.deploy.locate import deployed_services, find_service
+    from toolkit.deploy.watch import observe
+
     services = [find_service(name)] if name else deployed_services()
     shown = [observe(service) for service in services]
     if as_json:
@@ -166,12 +167,12 @@ def lock_show(
     name: ServiceName = None, inventory: Inventories = None, limit: Limit = None, as_json: Json = False
 ) -> None:
     """Who holds the lock, since when, and what for."""
-    from toolkit.hostside.operations import lock_show as look
-
     where = fleet.where(inventory, limit)
     if where is not None:
         fleet.show_each(name, "lock_show", {}, where, _show_lock, as_json=as_json)
         return
+    from toolkit.hostside.operations import lock_show as look
+
     found = look({"service": name})
     if as_json:
         emit(found)
@@ -205,12 +206,12 @@ def lock_release(
     limit: Limit = None,
 ) -> None:
     """Release a lock whose holder is gone; never ends a running transaction."""
-    from toolkit.hostside.operations import lock_release as release
-
     where = fleet.where(inventory, limit)
     if where is not None:
         fleet.show_each(name, "lock_release", {"token": token}, where, _show_released, one_host=True)
         return
+    from toolkit.hostside.operations import lock_release as release
+
     _show_released(release({"service": name, "token": token}))
 
 

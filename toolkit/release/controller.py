@@ -14,7 +14,7 @@ from toolkit.errors import ToolkitError
 from toolkit.layout import Layout
 from toolkit.release.experiment import read_experiment
 from toolkit.release.host import HOST_FILE, ServiceHost, read_host
-from toolkit.release.journal import Event, create_journal, read_journal
+from toolkit.release.journal import JOURNAL_FILE, Event, create_journal, read_journal
 from toolkit.release.launches import write_launches
 from toolkit.release.leavings import clear
 from toolkit.release.lock import LockInfo
@@ -28,7 +28,8 @@ from toolkit.release.transaction import BASE_SETTINGS_FILE, SETTINGS_FILE
 from toolkit.service.files import json_bytes, write_new
 from toolkit.service.secrets import write_secrets
 
-_POLL = 0.1
+_POLL = 0.02
+_LOOK = 0.2  # seconds between looks at what does not tell of a change
 _GONE_AFTER = 2.0
 # What writes a report may fail on a full disk, so it is refused there; these may not be.
 _NEEDING_NO_SPACE: frozenset[Kind] = frozenset({"start", "stop", "restart", "return"})
@@ -166,7 +167,7 @@ def follow(folder: Path) -> Iterator[Event]:
     host = read_host(folder)
     seen = 0
     quiet_since = time.monotonic()
-    while True:
+    for _ in _changes(folder / JOURNAL_FILE):
         events = read_journal(folder)
         for event in events[seen:]:
             if event.step == "outcome":
@@ -180,7 +181,22 @@ def follow(folder: Path) -> Iterator[Event]:
         if time.monotonic() - quiet_since > _GONE_AFTER:
             yield Event("interrupted", "failed", "the transaction's process died")
             return
-        time.sleep(_POLL)
+
+
+def _changes(file: Path) -> Iterator[None]:
+    """At once, whenever `file` was written since, and now and then besides, for ever."""
+    while True:
+        written, looked = _written(file), time.monotonic()
+        yield
+        while _written(file) == written and time.monotonic() - looked < _LOOK:
+            time.sleep(_POLL)
+
+
+def _written(file: Path) -> int:
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def unfinished(folder: Path) -> bool:
@@ -201,7 +217,7 @@ def _wait_free(host: ServiceHost) -> None:
     """Let the process of a concluded transaction go, so that the next one finds the flock free."""
     end = time.monotonic() + _GONE_AFTER
     while host.lock.transaction_running() and time.monotonic() < end:
-        time.sleep(_POLL / 10)
+        time.sleep(_POLL / 2)
 
 
 def result(folder: Path) -> Outcome | None:

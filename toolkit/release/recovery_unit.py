@@ -19,8 +19,7 @@ def install_recovery() -> None:
     Raises:
         ToolkitError: systemd refuses, or this is not root.
     """
-    unit_files.install(RECOVER_UNIT, _text())
-    unit_files.enable(RECOVER_UNIT)
+    unit_files.install(RECOVER_UNIT, _text(), at_boot=True)
 
 
 def recovery_fault() -> str | None:

@@ -104,15 +104,27 @@ def tree_digest(folder: Path) -> str:
     return total.hexdigest()
 
 
-def lacking(python: str, modules: list[str]) -> list[str] | None:
-    """Which modules the interpreter does not have; None if it does not run."""
+def look(python: str, modules: list[str]) -> subprocess.Popen[bytes] | None:
+    """Begin to see which modules the interpreter does not have; None if it does not run."""
     text = "import importlib.util as u, sys; print(*[m for m in sys.argv[1:] if not u.find_spec(m)])"
-    command = [python, "-I", "-c", text, *modules]
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, timeout=60, check=False)
-    except (OSError, subprocess.SubprocessError):
+        return subprocess.Popen(
+            [python, "-I", "-c", text, *modules], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+        )
+    except OSError:
         return None
-    return done.stdout.decode().split() if done.returncode == 0 else None
+
+
+def lacking(looks: subprocess.Popen[bytes] | None) -> list[str] | None:
+    """Which modules the interpreter that `look` asked does not have; None if it does not run."""
+    if looks is None:
+        return None
+    try:
+        out, _ = looks.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        looks.kill()
+        return None
+    return out.decode().split() if looks.returncode == 0 else None
 
 
 def remembered(root: Path) -> str:
@@ -130,12 +142,14 @@ def main() -> None:
     root = Path(wanted["root"])
     python = wanted["python"] or remembered(root)
     target = root / wanted["digest"]
-    clear(root)
     run = wanted.get("run")
-    if run is None and (absent := lacking(python, wanted["modules"])) != []:
+    looks = look(python, wanted["modules"]) if run is None else None
+    clear(root)
+    whole = (target / MARKER).is_file() and tree_digest(target / "toolkit")[:DIGITS] == wanted["digest"]
+    if run is None and (absent := lacking(looks)) != []:
         answer({"python": python, "absent": absent})
         return
-    if not (target / MARKER).is_file() or tree_digest(target / "toolkit")[:DIGITS] != wanted["digest"]:
+    if not whole:
         answer({"need": True})
         try:
             unpack(target)
@@ -146,7 +160,7 @@ def main() -> None:
     kept = ("PATH", "HOME", "LANG", "TZ", "SUDO_USER", "SSH_CONNECTION")
     environment = {name: os.environ[name] for name in kept if name in os.environ}
     # What it compiles stays beside its source, which root owns too: the next command starts in half the time.
-    environment |= {"PYTHONPATH": str(target), "LC_ALL": "C.UTF-8"}
+    environment |= {"PYTHONPATH": str(target), "LC_ALL": "C.UTF-8", "PYDANTIC_DISABLE_PLUGINS": "__all__"}
     os.chdir("/")
     words = [python, "-P", "-m", "toolkit.hostside"] if run is None else [sys.executable, "-P", "-m", *run]
     os.execve(words[0], words, environment)  # noqa: S606

@@ -18,7 +18,8 @@ from toolkit.errors import ToolkitError
 from toolkit.service.unit import seconds
 
 _PROMPT = "def add(a, b):\n    return"
-_POLL = 0.1
+_POLL = 0.05
+_LOOK = 0.2  # seconds between looks at the process
 _MAX_ANSWER = 1 << 20
 
 
@@ -79,16 +80,18 @@ def wait_ready(
     Raises:
         NotReadyError: the process ended, or the time was over.
     """
-    begin = time.monotonic()
+    begin = looked = time.monotonic()
     problem = "no answer yet"
     while True:
         answer = _ask(url, begin + timeout - time.monotonic(), api_key)
-        while not answer.done.wait(poll):
+        while not answer.done.wait(_LOOK):
             _check(ended, begin, timeout, problem)
         if answer.ready:
             return time.monotonic() - begin
         problem = answer.problem
-        _check(ended, begin, timeout, problem)
+        if time.monotonic() - looked >= _LOOK:
+            _check(ended, begin, timeout, problem)
+            looked = time.monotonic()
         time.sleep(poll)
 
 

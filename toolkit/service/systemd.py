@@ -13,6 +13,7 @@ import os
 import re
 import subprocess
 import tempfile
+from functools import cache
 from pathlib import Path
 
 from toolkit.errors import ConfigError, Problem, ToolkitError
@@ -77,8 +78,9 @@ def render_unit(unit: Unit, systemd_version: int) -> str:
     return "\n".join(f"[{name}]\n" + "\n".join(lines) + "\n" for name, lines in sections.items())
 
 
-def verify_unit(text: str, service: str) -> list[str]:
-    """What `systemd-analyze verify` of this machine says about the unit.
+@cache
+def verify_unit(text: str, service: str) -> tuple[str, ...]:
+    """What `systemd-analyze verify` of this machine says about the unit; asked once for each text.
 
     Its exit status is 0 for most warnings, and it also speaks of other units: only lines about this one
     count.
@@ -101,7 +103,7 @@ def verify_unit(text: str, service: str) -> list[str]:
     found = [line.replace(f"{folder}/", "") for line in said if name in line]
     if done.returncode != 0 and not found:
         found = said or [f"systemd-analyze verify ended with status {done.returncode}"]
-    return found
+    return tuple(found)
 
 
 def _unit_section(unit: Unit) -> list[str]:

@@ -41,8 +41,13 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def install(unit: str, text: str) -> None:
+def install(unit: str, text: str, *, at_boot: bool = False) -> None:
     """Make `text` the unit file, and have systemd read it; both only where needed.
+
+    Args:
+        unit: name of the unit.
+        text: its file.
+        at_boot: have it started at boot, too.
 
     Raises:
         ToolkitError: it cannot be written (not root, a read-only file system), or systemd refuses.
@@ -55,8 +60,11 @@ def install(unit: str, text: str) -> None:
             hint = "deploy as root" if error.errno == errno.EACCES else None
             raise ToolkitError(f"{path}: cannot write the unit: {error.strerror}", hint=hint) from error
         require("daemon-reload")
-    elif properties(unit, ["NeedDaemonReload"])["NeedDaemonReload"] == "yes":
+    facts = properties(unit, ["NeedDaemonReload", "UnitFileState"])
+    if facts["NeedDaemonReload"] == "yes":
         require("daemon-reload")
+    if at_boot and facts["UnitFileState"] != "enabled":
+        enable(unit)
 
 
 def enabled(unit: str) -> bool:

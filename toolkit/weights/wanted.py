@@ -9,9 +9,7 @@ from typing import Any
 from toolkit.errors import ToolkitError
 from toolkit.layout import Layout
 from toolkit.profile.schema import Checkpoint, Profile
-from toolkit.weights import work
 from toolkit.weights.pace import size_words
-from toolkit.weights.request import wish_of
 from toolkit.weights.source import Source
 
 _ROLES = ("target", "drafter")
@@ -100,6 +98,8 @@ def lacking(profile: Profile) -> Lacking:
     wanted = requests(profile)
     if not wanted:
         return Lacking()
+    from toolkit.weights import work  # takes a while to load, and most hosts lack nothing
+
     answer = work.plan({"requests": wanted}, _nobody)
     return Lacking(answer["lacking"], answer["short"])
 
@@ -116,6 +116,11 @@ def fetch(profile: Profile, step: Callable[[str, str], None], line: Callable[[st
         ToolkitError: one cannot be had; what serves was not touched.
     """
     missing = lacking(profile)
+    if not missing.items:
+        return
+    from toolkit.weights import work
+    from toolkit.weights.request import wish_of
+
     missing.require_space()
     for request in requests(profile):
         wish = wish_of(request)
