@@ -10,6 +10,7 @@ another status than its block says (`console status=5`) ends the run, and nothin
 from __future__ import annotations
 
 import argparse
+import base64
 import os
 import re
 import subprocess
@@ -20,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.hosts import wheelhouse
 from tests.hosts.machines import Host
 from tests.hosts.needs import why_not
 from tests.hosts.network import Network
@@ -27,7 +29,8 @@ from tests.hosts.network import Network
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATE = Path(__file__).with_name("walk.template.md")
 HOST = "inference-1"
-ENGINE = "/opt/engine"
+WHEELS = "/srv/wheelhouse"
+PICTURE = "report.png"  # beside the page
 SSH_FOLDER = Path("/root/.ssh")
 LIMIT = 600
 PROMPT = "$ "
@@ -110,13 +113,10 @@ class Workstation:
 
 @contextmanager
 def host_and_workstation() -> Iterator[tuple[Host, Workstation]]:
-    """A fresh host with an engine's libraries, and the machine beside it."""
+    """A fresh host, and the machine beside it."""
     network = Network()
     try:
-        host = Host(
-            network, "bookworm", name=HOST, binds=[f"{sys.prefix}:{ENGINE}", sys.base_prefix], disk="4G"
-        )
-        host.root(["chmod", "a+x", "/root"])  # the interpreter may lie there
+        host = Host(network, "bookworm", name=HOST, binds=[f"{wheelhouse.filled()}:{WHEELS}"], disk="6G")
         workstation = Workstation(network)
         try:
             yield host, workstation
@@ -131,8 +131,8 @@ def fingerprint_of(host: Host) -> str:
     return host.root(["ssh-keygen", "-lf", "/etc/ssh/ssh_host_ed25519_key.pub"]).stdout.split()[1]
 
 
-def walk() -> str:
-    """Run every block of the template; the page."""
+def walk() -> tuple[str, bytes]:
+    """Run every block of the template; the page and its picture."""
     with host_and_workstation() as (host, workstation):
         text = TEMPLATE.read_text(encoding="utf-8").format(address=host.ip, fingerprint=fingerprint_of(host))
 
@@ -146,7 +146,8 @@ def walk() -> str:
                 lines += [line, *shown(line.removeprefix(PROMPT), status, workstation)]
             return "\n".join(["```console", *lines, "```"])
 
-        return BLOCK.sub(filled, text)
+        page = BLOCK.sub(filled, text)
+        return page, base64.b64decode(workstation.run(f"base64 {PICTURE}")[1])
 
 
 def shown(command: str, wanted: int, workstation: Workstation) -> list[str]:
@@ -165,9 +166,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "walk.md")
     options = parser.parse_args()
-    if reason := why_not():
+    if reason := why_not() or wheelhouse.why_not():
         raise SystemExit(reason)
-    options.out.write_text(walk(), encoding="utf-8")
+    page, picture = walk()
+    options.out.write_text(page, encoding="utf-8")
+    options.out.with_name(PICTURE).write_bytes(picture)
 
 
 if __name__ == "__main__":

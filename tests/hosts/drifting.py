@@ -193,13 +193,13 @@ ROUNDS = (
             Case(
                 "arguments",
                 f"rm -f {CACHE}/stranger; mkdir {UNIT}.d; {{ echo '[Service]'; echo ExecStart=; "
-                f"sed -n '/^ExecStart=/s/ddtree-budget\" \"16/ddtree-budget\" \"9/p' {UNIT}; "
+                f"sed -n '/^ExecStart=/s/ddtree-budget\" \"8/ddtree-budget\" \"9/p' {UNIT}; "
                 f"echo User=root; echo Environment=PYTHONPATH={CURRENT} XDG_CACHE_HOME=/tmp; "
                 f"sed -n 's/^Environment=\\(.*PYTHONPATH.*\\)/Environment=\\1/p' {UNIT}; }} > {DROP_IN}; "
                 f"systemctl daemon-reload; systemctl restart {SERVICE}; {{wait}}; "
                 f"rm -r {UNIT}.d; systemctl daemon-reload",
                 "process $(systemctl show -P MainPID " + SERVICE + ")",
-                "its arguments are not those", "--speculative-ddtree-budget 16",
+                "its arguments are not those", "--speculative-ddtree-budget 8",
                 "other values of --speculative-ddtree-budget", "process",
             ),
             Case(

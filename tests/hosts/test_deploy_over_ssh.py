@@ -155,7 +155,7 @@ def test_a_worse_swap_is_undone_and_recorded(first: dict[str, Any], ddtoolkit: C
         "swap", NAME, "--set", "speculative.budget=7", "--set", "speculative.topk_cap=1",
         "--set", "speculative.debug_metrics=true", "--limit", "ct200", "--yes", "--json", status=5,
     )  # fmt: skip
-    assert "speculative.budget: 16 -> 7" in swapped.stderr
+    assert "speculative.budget: 8 -> 7" in swapped.stderr
     outcome = results(swapped)["ct200"]["outcome"]
     assert outcome["status"] == "rolled_back"
     assert "acceptance_length" in outcome["message"]
@@ -330,4 +330,4 @@ def test_drifts_that_hands_make_are_found(
 
 def test_a_changed_key_of_the_profile_is_a_drift(first: dict[str, Any], ddtoolkit: Command) -> None:
     found = {item["subject"]: item["found"] for item in drifts(ddtoolkit, "--set", "speculative.budget=32")}
-    assert found["speculative.budget"] == "16 is deployed; the profile has 32"
+    assert found["speculative.budget"] == "8 is deployed; the profile has 32"
