@@ -159,6 +159,8 @@ def test_a_second_run_changes_nothing(
     assert recap(playbook("site.yml"))["changed"] == 0
     assert recap(playbook("site.yml", "--check"))["changed"] == 0
     assert "nothing to do" in ddtoolkit("deploy", "profile", NAME, *sets, "--yes", host=BY_PLAYBOOK).stderr
+    seen = ddtoolkit("plan", NAME, *sets, "--check", host=BY_PLAYBOOK).stdout
+    assert f"ansible on {BY_PLAYBOOK}: would change nothing" in seen
 
 
 def test_a_swap_by_playbook_is_in_the_history_that_everyone_sees(

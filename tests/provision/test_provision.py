@@ -132,3 +132,14 @@ def test_packages_that_are_there_are_not_installed_again(tmp_path: Path) -> None
     needed = dataclasses.replace(needs(tmp_path), packages=("bash", "dpkg"))
     results = run_local("provision.yml", needed.settings())
     assert {item.task: item.outcome for item in results}["Install packages"] == "skipped"
+
+
+def test_check_mode_tells_the_difference_and_changes_nothing(tmp_path: Path) -> None:
+    services = tmp_path / "root" / "services"
+    services.mkdir(mode=0o711, parents=True)
+    done = run_local("provision.yml", needs(tmp_path / "root").settings(), check=True)
+
+    changed = [result for result in done if result.outcome == "changed"]
+    assert [result.task for result in changed] == ["Create folders"]
+    assert '- "mode": "0711",\n+ "mode": "0755",' in changed[0].diff
+    assert (services.stat().st_mode & 0o777, list(services.iterdir())) == (0o711, [])

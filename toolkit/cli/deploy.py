@@ -23,7 +23,7 @@ from toolkit.cli.options import (
     Yes,
 )
 from toolkit.cli.output import answer, emit, say
-from toolkit.cli.plans import confirm_undone, show_plan
+from toolkit.cli.plans import confirm_undone, show_ansible, show_plan
 from toolkit.errors import EXIT_DIFFERENT, ConfigError
 
 if TYPE_CHECKING:
@@ -104,6 +104,9 @@ def plan(
     inventory: Inventories = None,
     limit: Limit = None,
     parallel: Parallel = 8,
+    check: Annotated[
+        bool, typer.Option("--check", help="Also run Ansible in check mode, and show what it would change.")
+    ] = False,
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help=f"Exit with {EXIT_DIFFERENT} when there is something to do.")
     ] = False,
@@ -112,15 +115,22 @@ def plan(
     """Show what a deploy would do and why; changes nothing."""
     where = fleet.where(inventory, limit, parallel=parallel)
     if where is not None:
-        if fleet.plan(name, overlays or (), sets or (), where, as_json=as_json) and exit_code:
+        if fleet.plan(name, overlays or (), sets or (), where, check=check, as_json=as_json) and exit_code:
             raise typer.Exit(EXIT_DIFFERENT)
         return
     from toolkit.deploy.prepare import prepare
 
     prepared = prepare(_load(name, overlays, sets))
-    show_plan(prepared.plan.to_json(), HERE, say if as_json else answer)
+    told = prepared.plan.to_json()
+    show_plan(told, HERE, say if as_json else answer)
+    if check:
+        from toolkit.provision.playbook import run_local
+
+        tasks = run_local("provision.yml", prepared.needed.settings(), check=True)
+        told["ansible"] = [task.to_json() for task in tasks if task.outcome == "changed"]
+        show_ansible(told["ansible"], HERE, say if as_json else answer)
     if as_json:
-        emit(prepared.plan.to_json())
+        emit(told)
     if exit_code and (prepared.plan.by_hand or not prepared.plan.empty):
         raise typer.Exit(EXIT_DIFFERENT)
 

@@ -14,7 +14,7 @@ import typer
 
 from toolkit.cli.board import Board
 from toolkit.cli.output import answer, emit, require_yes, say
-from toolkit.cli.plans import confirm_undone, show_plan
+from toolkit.cli.plans import confirm_undone, show_ansible, show_plan
 from toolkit.errors import ConfigError, ToolkitError
 
 if TYPE_CHECKING:
@@ -131,20 +131,34 @@ def deploy(
     _end(results, manner)
 
 
-def plan(name: str, overlays: Sequence[Path], sets: Sequence[str], where: Where, *, as_json: bool) -> bool:
+def plan(
+    name: str,
+    overlays: Sequence[Path],
+    sets: Sequence[str],
+    where: Where,
+    *,
+    check: bool = False,
+    as_json: bool = False,
+) -> bool:
     """Show what a deploy would do on each host; whether there is something to do, by it or by hand."""
     found = _begin_listing(where)
     from toolkit.fleet.connections import Connections
-    from toolkit.fleet.deploy import desired, plan_everywhere
+    from toolkit.fleet.deploy import desired, plan_everywhere, preview
     from toolkit.fleet.results import to_json, worst
     from toolkit.profile.loading import load_profile
 
     resolved = load_profile(name, overlays=overlays, sets=sets)
     _warn(resolved.warnings)
     hosts = _carrying(found(), where, resolved.profile.name)
+    wanted, tell = desired(resolved), say if as_json else answer
     with Connections(hosts, python=resolved.profile.host.python) as connections:
-        plans = plan_everywhere(desired(resolved), connections, limit=where.parallel)
-    _show_plans(plans, say if as_json else answer)
+        plans = plan_everywhere(wanted, connections, limit=where.parallel)
+    _show_plans(plans, tell)
+    if check:
+        plans = preview(wanted, where.inventory, plans)
+        for item in plans:
+            if item.value is not None:
+                show_ansible(item.value["ansible"], item.host, tell)
     show_errors(plans)
     if as_json:
         emit(to_json(plans))

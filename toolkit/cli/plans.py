@@ -38,6 +38,22 @@ def show_plan(plan: Mapping[str, Any], where: str, tell: Callable[[str], None]) 
     _notes(plan, tell)
 
 
+def show_ansible(tasks: Sequence[Mapping[str, str]], where: str, tell: Callable[[str], None]) -> None:
+    """Print what Ansible would change by its check mode, with its own diff.
+
+    Args:
+        tasks: the tasks that would change something, in JSON form.
+        where: the host, or `this machine`.
+        tell: prints a line.
+    """
+    if not tasks:
+        tell(f"ansible on {where}: would change nothing")
+    for task in tasks:
+        tell(f"ansible on {where}: would change: {task['task']}")
+        for line in task["diff"].splitlines():
+            tell(f"  {line}")
+
+
 def _notes(plan: Mapping[str, Any], tell: Callable[[str], None]) -> None:
     for note in plan["notes"]:
         tell(f"  note: {note}")

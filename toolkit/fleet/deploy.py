@@ -98,6 +98,29 @@ def provision(
     return [HostResult(item.host, error=failed[item.host]) if item.host in failed else item for item in plans]
 
 
+def preview(wanted: Desired, inventory: Sequence[Path], plans: Sequence[HostResult]) -> list[HostResult]:
+    """Run the provision playbook in check mode on every planned host; what it would change joins the plan."""
+    names = [item.host for item in plans if item.value is not None]
+    if not names:
+        return list(plans)
+    tasks: list[TaskResult] = []
+    failed = run_on_hosts(
+        "provision.yml", wanted.settings, inventory, names, on_task=tasks.append, check=True
+    )
+    found = []
+    for item in plans:
+        if item.host in failed:
+            found.append(HostResult(item.host, error=failed[item.host]))
+        elif item.value is None:
+            found.append(item)
+        else:
+            changed = [
+                task.to_json() for task in tasks if (task.host, task.outcome) == (item.host, "changed")
+            ]
+            found.append(replace(item, value={**item.value, "ansible": changed}))
+    return found
+
+
 def bring_weights(
     wanted: Desired,
     connections: Connections,

@@ -2,8 +2,9 @@
 
 ansible-runner hands its whole environment to Ansible, so it is started with only what the caller allows.
 Standard input: one JSON object with `playbook`, `project`, `inventory`, `settings`, `extra_vars`, `timeout`
-and `idle_timeout` (seconds), and for hosts other than this one `limit` and `become`. Standard output: one
-JSON object a line, first the tasks as they end (`task`, `host`, `outcome`, `message`), last
+and `idle_timeout` (seconds), for hosts other than this one `limit` and `become`, and `check` where nothing is
+to be changed. Standard output: one JSON object a line, first the tasks as they end (`task`, `host`,
+`outcome`, `message`, `diff`), last
 `{"status": ..., "hosts": {...}}`.
 """
 
@@ -15,6 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from toolkit.provision.differences import diff_text
 
 _OUTCOMES = {
     "runner_on_ok": "ok",
@@ -42,9 +45,15 @@ def _on_event(event: dict[str, Any]) -> bool:
                 "host": data.get("host", ""),
                 "outcome": outcome,
                 "message": str(result.get("msg") or result.get("stderr") or "") if outcome != "ok" else "",
+                "diff": diff_text(result) if outcome == "changed" else "",
             }
         )
     return False
+
+
+def _options(request: dict[str, Any]) -> list[str]:
+    become = ["--become"] if request.get("become") else []
+    return [*become, "--check", "--diff"] if request.get("check") else become
 
 
 def main() -> None:
@@ -63,7 +72,7 @@ def main() -> None:
             playbook=request["playbook"],
             inventory=request["inventory"],
             limit=request.get("limit"),
-            cmdline="--become" if request.get("become") else None,
+            cmdline=" ".join(_options(request)) or None,
             extravars={**request["extra_vars"], "ddtoolkit_settings_file": str(settings_file)},
             envvars={"ANSIBLE_HOST_KEY_CHECKING": "True"},
             settings={"job_timeout": request["timeout"], "idle_timeout": request["idle_timeout"]},

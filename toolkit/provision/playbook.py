@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,25 @@ _SSH = (
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """How one task ended on one host; `outcome` is ok, changed, skipped, failed or unreachable."""
+    """How one task ended on one host.
+
+    Attributes:
+        task: its name.
+        host: the host.
+        outcome: ok, changed, skipped, failed or unreachable.
+        message: what Ansible says of it, "" where it is ok.
+        diff: what it changed or, in check mode, would change, where Ansible tells.
+    """
 
     task: str
     host: str
     outcome: str
     message: str
+    diff: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        """As a JSON object."""
+        return asdict(self)
 
 
 def run_local(
@@ -41,6 +54,7 @@ def run_local(
     settings: dict[str, Any],
     *,
     on_task: Callable[[TaskResult], None] | None = None,
+    check: bool = False,
     timeout: float = 900.0,
     idle_timeout: float = 360.0,
 ) -> list[TaskResult]:
@@ -50,6 +64,7 @@ def run_local(
         playbook: file name below `playbooks`, such as `provision.yml`.
         settings: the playbook's values; read there as data, never evaluated as templates.
         on_task: called with each task's result as it ends.
+        check: change nothing, only see what would be.
         timeout: seconds for the whole run.
         idle_timeout: seconds without any output before the run is ended; longer than the dpkg lock wait.
 
@@ -61,8 +76,8 @@ def run_local(
     """
     local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
     target = {"inventory": {"all": {"hosts": {"localhost": local}}}}
-    limits = {"timeout": int(timeout), "idle_timeout": int(idle_timeout)}
-    end, results, trouble = _run({"playbook": playbook, "settings": settings, **target, **limits}, on_task)
+    manner = {"check": check, "timeout": int(timeout), "idle_timeout": int(idle_timeout)}
+    end, results, trouble = _run({"playbook": playbook, "settings": settings, **target, **manner}, on_task)
     _raise_for(playbook, end, results, trouble)
     return results
 
@@ -74,6 +89,7 @@ def run_on_hosts(
     hosts: Sequence[str],
     *,
     on_task: Callable[[TaskResult], None] | None = None,
+    check: bool = False,
     timeout: float = 1800.0,
     idle_timeout: float = 600.0,
 ) -> dict[str, ToolkitError]:
@@ -87,6 +103,7 @@ def run_on_hosts(
         inventory: the inventory's files, folders or dynamic sources.
         hosts: the hosts that it is to run on.
         on_task: called with each task's result as it ends.
+        check: change nothing, only see what would be.
         timeout: seconds for the whole run.
         idle_timeout: seconds without any output before the run is ended.
 
@@ -102,6 +119,7 @@ def run_on_hosts(
         "inventory": [str(path.absolute()) for path in inventory],
         "limit": ",".join(hosts),
         "become": True,
+        "check": check,
         "timeout": int(timeout),
         "idle_timeout": int(idle_timeout),
     }
