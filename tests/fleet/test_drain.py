@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from toolkit.errors import ToolkitError
-from toolkit.fleet.drain import drained
+from toolkit.fleet.drain import drained, undrained
 from toolkit.inventory.host import Host
 
 DONE = {"outcome": {"exit_code": 0}}
@@ -92,3 +92,10 @@ def test_a_host_that_cannot_be_put_back_serves_and_says_so(log: Path) -> None:
     host = Host("h", drain=hook(log, "drain"), undrain=hook(log, "undrain", 1))
     with pytest.raises(ToolkitError, match="it serves, but stays drained"):
         run(host, log)
+
+
+@pytest.mark.parametrize(("serves", "hooks"), [(True, "undrain "), (False, "")])
+def test_a_start_puts_back_and_does_not_drain(log: Path, serves: bool, hooks: str) -> None:
+    host = Host("h", drain=hook(log, "drain"), undrain=hook(log, "undrain"))
+    assert undrained(host, lambda: DONE, lambda: serves, lambda name, message: None) == DONE
+    assert (log.read_text(encoding="utf-8") if log.exists() else "") == hooks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -53,7 +54,8 @@ def _on_hosts(name: str, resolved: ResolvedProfile | None, where: fleet.Where, *
     from toolkit.fleet.results import to_json, worst
 
     wanted = None if resolved is None else resolved.data
-    results = fleet.look(name, "drift", {"profile": wanted}, where)
+    found = fleet.look(name, "drift", {"profile": wanted}, where)
+    results = [replace(item, code=EXIT_DIFFERENT) if item.value else item for item in found]
     if as_json:
         emit(to_json(results))
     else:
@@ -61,9 +63,7 @@ def _on_hosts(name: str, resolved: ResolvedProfile | None, where: fleet.Where, *
             if result.value is not None:
                 _show(f"{result.host}: {name}", result.value)
     fleet.show_errors(results)
-    if code := worst(results):
-        raise typer.Exit(code)
-    raise typer.Exit(EXIT_DIFFERENT if any(result.value for result in results) else 0)
+    raise typer.Exit(worst(results))
 
 
 def _only(name: str | None) -> str:

@@ -300,7 +300,7 @@ def _change(
     found = _begin_listing(where)
     from toolkit.fleet.change import change_in_turn, lock_all
     from toolkit.fleet.connections import Connections
-    from toolkit.fleet.drain import drained
+    from toolkit.fleet.drain import drained, undrained
     from toolkit.fleet.many import at_once
 
     hosts = _carrying(found(), where, service)
@@ -329,10 +329,10 @@ def _change(
                     tell = partial(board.tell, host)
                     return connections.change(host, operation, wanted, tell)
 
-                if operation == "change" and args["verb"] != "restart":
-                    return run()
+                # What starts is out of the load balancer already.
+                around = undrained if args.get("verb") == "start" else drained
                 serves = partial(connections.serves, host, service)
-                return drained(connections.hosts[host], run, serves, board.tell)
+                return around(connections.hosts[host], run, serves, board.tell)
 
             results = change_in_turn(names, work, batch=where.batch)
     _end([*out, *results], manner)

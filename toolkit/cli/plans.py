@@ -55,6 +55,8 @@ def show_ansible(tasks: Sequence[Mapping[str, str]], where: str, tell: Callable[
 
 
 def _notes(plan: Mapping[str, Any], tell: Callable[[str], None]) -> None:
+    for change in plan["undone_swaps"]:
+        tell(f"  note: {change['key']} was swapped since the last deploy, and is set back")
     for note in plan["notes"]:
         tell(f"  note: {note}")
     for drift in plan["by_hand"]:

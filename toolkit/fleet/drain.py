@@ -47,6 +47,16 @@ def drained(host: Host, change: Callable[[], Any], serves: Callable[[], bool], t
     return value
 
 
+def undrained(host: Host, change: Callable[[], Any], serves: Callable[[], bool], tell: TellHost) -> Any:
+    """Make a change that may begin the service, and put the host back if it serves afterwards.
+
+    Arguments and errors as `drained`.
+    """
+    value = change()
+    _put_back(host, serves, tell)
+    return value
+
+
 def _put_back(host: Host, serves: Callable[[], bool], tell: TellHost) -> bool:
     """Undrain a host that serves; whether it is in the load balancer now."""
     if host.drain is None and host.undrain is None:

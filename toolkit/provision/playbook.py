@@ -25,6 +25,9 @@ _SSH = (
     "-o HostKeyAlgorithms=ssh-ed25519 -o ServerAliveInterval=10 -o ServerAliveCountMax=3"
 )
 
+# This very code, wherever it was loaded from. By PYTHONPATH it would reach Ansible's modules, too.
+_CHILD = "import sys; sys.path.insert(0, sys.argv[1]); from toolkit.provision.child import main; main()"
+
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
@@ -147,7 +150,7 @@ def _run(
     # Errors go to a file: a full pipe that nobody reads would stop the child.
     with tempfile.TemporaryFile(mode="w+") as errors:
         child = subprocess.Popen(
-            [sys.executable, "-m", "toolkit.provision.child"],
+            [sys.executable, "-P", "-c", _CHILD, str(Path(__file__).parents[2])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
