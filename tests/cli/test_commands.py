@@ -82,7 +82,7 @@ def test_render_writes_a_unit_and_touches_nothing(ddtoolkit: Command, tmp_path: 
     before = sorted(tmp_path.rglob("*"))
     shown = ddtoolkit("render", "local-cpu", "--format", "systemd")
     assert shown.returncode == 0
-    assert '"--speculative-ddtree-budget" "16"' in shown.stdout
+    assert '"--speculative-ddtree-budget" "8"' in shown.stdout
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -212,7 +212,7 @@ ROUNDS = (
             ),
             Case(
                 "what the server decodes with", "true", "speculative.budget",
-                "9 runs, 16 is deployed", "16", "9", "server",
+                "9 runs, 8 is deployed", "8", "9", "server",
             ),
             Case(
                 "the cache of a root's process", "true", CACHE,
