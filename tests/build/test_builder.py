@@ -9,6 +9,8 @@ from toolkit.build.environment import Environment
 from toolkit.errors import ToolkitError
 from toolkit.layout import Layout
 from toolkit.profile.loading import load_profile
+from toolkit.profile.schema import Profile
+from toolkit.service.command import unit_for
 
 
 @pytest.mark.parametrize(
@@ -35,3 +37,37 @@ def test_a_failed_build_tells_its_reason_alone(tmp_path: Path, ends: str, messag
         )
     assert caught.value.message == message
     assert lines[:2] == ["device: CPU", "target: /x"]
+
+
+def test_the_build_of_sglang_reads_the_flags_that_the_server_gets(tmp_path: Path) -> None:
+    engine = tmp_path / "python"
+    engine.write_text(
+        '#!/bin/sh\nprintf "%s\\n" "$PYTHONPATH" "$SGLANG_X" "$@" > "$0.said"\n'
+        'while [ "$1" != --out ]; do shift; done; echo \'{"versions": {}}\' > "$2"\n'
+    )
+    engine.chmod(0o755)
+    layout = Layout(tmp_path)
+    layout.environments.mkdir()
+    model = tmp_path / "model"
+    model.mkdir()
+    profile = Profile.model_validate(
+        {
+            "schema": 1,
+            "name": "big",
+            "hardware": {"device": "cuda", "count": 8},
+            "engine": {"kind": "sglang", "version": "0.5.17", "extra_args": ["--tool-call-parser=x"]},
+            "model": {"target": {"source": str(model)}},
+            "speculative": {"algorithm": "NONE"},
+            "parallelism": {"tp": 8},
+            "service": {"environment": {"SGLANG_X": "a b"}},
+        }
+    )
+    manifest = build(profile, Environment(engine, {}, "aa"), layout)
+    assert manifest["engine"] == {"versions": {}}
+    path, variable, *words = Path(f"{engine}.said").read_text().splitlines()
+    assert (path, variable) == (manifest["environment"]["path"], "a b")
+    assert words[:3] == ["-P", "-m", "toolkit.ddtree.sglang.build"]
+    flags = words[words.index("--") + 1 :]
+    unit = unit_for(profile, release_dir=tmp_path / "r", layout=layout, python=engine)
+    assert flags == list(unit.argv[3:])
+    assert flags[-1] == "--tool-call-parser=x"

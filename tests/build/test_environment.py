@@ -1,20 +1,23 @@
 """Engine environments: content-addressed, immutable, never half-made."""
 
+import json
 import os
 import shutil
 import stat
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from toolkit.build.environment import Environment, damage, embedded_environment, materialise
+import toolkit
+from toolkit.build.environment import Environment, damage, environment_under, materialise
 from toolkit.errors import ToolkitError
 
 
 def test_the_environment_runs_its_own_copy_of_the_code(tmp_path: Path) -> None:
-    home = materialise(embedded_environment(), tmp_path)
+    home = materialise(environment_under(), tmp_path)
     script = "import toolkit; print(toolkit.__file__)"
     command = [sys.executable, "-c", script]
     shown = subprocess.run(
@@ -28,8 +31,27 @@ def test_the_environment_runs_its_own_copy_of_the_code(tmp_path: Path) -> None:
     assert shown.stdout.strip() == str(home / "toolkit" / "__init__.py")
 
 
+def test_its_entry_points_are_those_of_the_project(tmp_path: Path) -> None:
+    home = materialise(environment_under(), tmp_path)
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    script = (
+        "import json; from importlib.metadata import distribution as d; found = d('ddtoolkit'); "
+        "print(json.dumps([str(found.locate_file('')), found.version, "
+        "{point.name: point.value for point in found.entry_points}]))"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-P", "-c", script],
+        env=os.environ | {"PYTHONPATH": str(home)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    wanted = project["entry-points"]["sglang.srt.plugins"]
+    assert json.loads(shown.stdout) == [str(home), toolkit.__version__, wanted]
+
+
 def test_the_same_environment_is_made_once(tmp_path: Path) -> None:
-    environment = embedded_environment()
+    environment = environment_under()
     home = materialise(environment, tmp_path)
     inode = (home / "environment.json").stat().st_ino
     assert materialise(environment, tmp_path) == home
@@ -40,7 +62,7 @@ def test_the_same_environment_is_made_once(tmp_path: Path) -> None:
 def test_every_user_can_read_it_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        home = materialise(embedded_environment(), tmp_path)
+        home = materialise(environment_under(), tmp_path)
     finally:
         os.umask(before)
     closed = [path for path in (home, *home.rglob("*")) if not path.stat().st_mode & stat.S_IROTH]
@@ -51,8 +73,8 @@ def test_versions_are_those_of_the_interpreter_that_is_named(tmp_path: Path) -> 
     named = tmp_path / "python"
     named.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     named.chmod(0o755)
-    found = embedded_environment(str(named))
-    assert (found.python, found.versions) == (named, embedded_environment().versions)
+    found = environment_under(str(named))
+    assert (found.python, found.versions) == (named, environment_under().versions)
 
 
 @pytest.mark.parametrize(
@@ -69,13 +91,13 @@ def test_an_interpreter_that_cannot_serve_is_named(tmp_path: Path, text: str | N
         named.write_text(text)
         named.chmod(0o755)
     with pytest.raises(ToolkitError, match=said) as caught:
-        embedded_environment(str(named))
+        environment_under(str(named))
     assert str(named) in caught.value.message
 
 
 @pytest.mark.parametrize("marker", [None, "", '{"python": ', "[]"])
 def test_one_without_a_whole_marker_is_made_again(tmp_path: Path, marker: str | None) -> None:
-    environment = embedded_environment()
+    environment = environment_under()
     home = materialise(environment, tmp_path)
     (home / "environment.json").unlink()
     if marker is not None:
@@ -109,7 +131,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", small], check=True)
     try:
         with pytest.raises(ToolkitError, match=r"cannot make the environment .*(No space|Errno 28)"):
-            materialise(embedded_environment(), small)
+            materialise(environment_under(), small)
         assert list(small.iterdir()) == []
     finally:
         subprocess.run(["umount", small], check=True)

@@ -154,15 +154,15 @@ def test_a_source_that_cannot_be_asked_is_told_in_the_plan(tmp_path):
 
 
 def test_the_build_takes_the_hashes_that_were_taken_on_arrival(tmp_path, server):
-    from toolkit.ddtree.build import _Cache, _hashes
+    from toolkit.ddtree.manifest import Cache, hashes
 
     made = profile(tmp_path, f"{server.url}/folder/", "v1")
     fetch(made, lambda name, text: None, lambda text: None)
     folder = tmp_path / "models" / "folder@v1"
-    cache = _Cache(tmp_path / "cache")
-    found = _hashes(folder, cache)["files"]
+    cache = Cache(tmp_path / "cache")
+    found = hashes(folder, cache)["files"]
     assert ".weights.json" not in found
     assert not list((tmp_path / "cache").rglob("hashes/*"))  # nothing was read
     status = (folder / FIRST).stat()
     (folder / FIRST).write_bytes(b"other")
-    assert _hashes(folder, cache)["files"][FIRST]["size"] == 5 != status.st_size
+    assert hashes(folder, cache)["files"][FIRST]["size"] == 5 != status.st_size

@@ -14,10 +14,13 @@ from toolkit.build.environment import Environment, materialise
 from toolkit.errors import ToolkitError
 from toolkit.layout import Layout
 from toolkit.profile.schema import Checkpoint, Profile
+from toolkit.service.command import flags_for
 from toolkit.service.processes import signal_name
 from toolkit.weights.store import MARKER
 from toolkit.weights.wanted import located
 
+_EMBEDDED = "toolkit.ddtree.build"
+_SGLANG = "toolkit.ddtree.sglang.build"
 # What the engine's build puts before the reason of a failure, its last line.
 _REASON = "ddtree build: "
 
@@ -78,6 +81,19 @@ def _location(checkpoint: Checkpoint) -> str:
     return "bundled" if checkpoint.source == "bundled" else str(Path(checkpoint.source).expanduser())
 
 
+def _embedded(profile: Profile) -> list[str]:
+    """Arguments of the embedded engine's build."""
+    words = ["--model-path", _location(profile.model.target)]
+    if profile.model.drafter is not None:
+        words += ["--speculative-draft-model-path", _location(profile.model.drafter)]
+    words += ["--device", profile.hardware.device, "--dtype", profile.engine.dtype]
+    words += ["--speculative-ddtree-budget", str(profile.speculative.budget)]
+    words += ["--speculative-ddtree-expansion", profile.speculative.expansion]
+    if profile.model.drafter is not None:
+        words += ["--speculative-dflash-block-size", str(profile.speculative.block_size)]
+    return words
+
+
 def _engine_build(
     profile: Profile,
     environment: Environment,
@@ -87,21 +103,18 @@ def _engine_build(
 ) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="ddtoolkit-build-") as scratch:
         out = Path(scratch) / "manifest.json"
-        command = [str(environment.python), "-m", "toolkit.ddtree.build"]
-        command += ["--model-path", _location(profile.model.target)]
-        if profile.model.drafter is not None:
-            command += ["--speculative-draft-model-path", _location(profile.model.drafter)]
-        command += ["--device", profile.hardware.device, "--dtype", profile.engine.dtype]
-        command += ["--speculative-ddtree-budget", str(profile.speculative.budget)]
-        command += ["--speculative-ddtree-expansion", profile.speculative.expansion]
-        if profile.model.drafter is not None:
-            command += ["--speculative-dflash-block-size", str(profile.speculative.block_size)]
-        command += ["--cache-dir", str(layout.caches / "build"), "--out", str(out)]
+        place = ["--cache-dir", str(layout.caches / "build"), "--out", str(out)]
+        command = [str(environment.python), "-P", "-m"]
+        if profile.engine.kind == "sglang":
+            flags = [*flags_for(profile, layout.service(profile.name).cache), *profile.engine.extra_args]
+            command += [_SGLANG, "--device", profile.hardware.device, *place, "--", *flags]
+        else:
+            command += [_EMBEDDED, *_embedded(profile), *place]
         lines: list[str] = []
         with subprocess.Popen(
             command,
             cwd=home,
-            env=os.environ | {"PYTHONPATH": str(home)},
+            env=os.environ | profile.service.environment | {"PYTHONPATH": str(home)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

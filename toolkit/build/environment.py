@@ -1,8 +1,8 @@
 """Engine environments: immutable, named by the hash of what they hold, shared between releases.
 
-The embedded engine's environment is a copy of this package; the libraries are the running interpreter's. A
-release therefore keeps running the code it was accepted with, whatever becomes of the checkout or the
-installation it came from.
+An environment is a copy of this package, with the entry points by which SGLang finds its plugin; the
+libraries are an interpreter's. A release therefore keeps running the code it was accepted with, whatever
+becomes of the checkout or the installation it came from.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import toolkit
 from toolkit.build.libraries import install as libraries
 from toolkit.build.libraries.lock import Lock
 from toolkit.errors import ToolkitError
 from toolkit.remote.bootstrap import tree_digest
 
-_LIBRARIES = (
-    "torch",
-    "triton",
-    "tokenizers",
-    "safetensors",
-    "numpy",
-    "fastapi",
-    "uvicorn",
-    "prometheus-client",
-)
-_NEEDED = ("torch", "tokenizers", "safetensors", "fastapi", "uvicorn", "prometheus-client")
+_NEEDED = {
+    "embedded": ("torch", "tokenizers", "safetensors", "fastapi", "uvicorn", "prometheus-client"),
+    "sglang": ("sglang", "torch", "triton", "transformers", "tokenizers", "safetensors"),
+}
+# What else matters to results.
+_LIBRARIES = {
+    "embedded": (*_NEEDED["embedded"], "triton", "numpy"),
+    "sglang": (*_NEEDED["sglang"], "sglang-kernel", "flashinfer-python", "xgrammar", "numpy"),
+}
+_EXTRAS = {"embedded": "engine", "sglang": "sglang"}
 _PACKAGE = Path(__file__).resolve().parents[1]
 MARKER = "environment.json"
 _QUERY_LIMIT = 60.0
@@ -53,6 +53,10 @@ for name in sys.argv[1:]:
         continue
 print(json.dumps(versions))
 """
+
+
+# As pyproject.toml has it.
+_ENTRY_POINTS = "[sglang.srt.plugins]\nddtree = toolkit.ddtree.sglang.plugin:register\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,25 +97,26 @@ class Environment:
         return [*lines, "the toolkit's own code changed"] if source != self.source else lines
 
 
-def embedded_environment(python: str | None = None) -> Environment:
-    """The environment of the embedded engine under an interpreter.
+def environment_under(python: str | None = None, engine: str = "embedded") -> Environment:
+    """The environment of an engine under an interpreter that has its libraries.
 
     Args:
         python: the interpreter (`host.python`); None: the one that runs now.
+        engine: `embedded` or `sglang`.
 
     Raises:
         ToolkitError: it cannot be run, or lacks a library that the engine needs.
     """
     program = Path(sys.executable if python is None else python).expanduser()
     with ThreadPoolExecutor(1) as asking:
-        answer = asking.submit(_versions, program)
+        answer = asking.submit(_versions, program, _LIBRARIES[engine])
         source = package_digest()  # meanwhile
         versions = answer.result()
-    absent = [name for name in _NEEDED if name not in versions]
+    absent = [name for name in _NEEDED[engine] if name not in versions]
     if absent:
         raise ToolkitError(
-            f"the embedded engine needs {', '.join(absent)}, which {program} does not have",
-            hint=f"{program} -m pip install 'ddtoolkit[engine]'",
+            f"the {engine} engine needs {', '.join(absent)}, which {program} does not have",
+            hint=f"{program} -m pip install 'ddtoolkit[{_EXTRAS[engine]}]'",
         )
     return Environment(python=program, versions=versions, source=source)
 
@@ -120,13 +125,13 @@ def locked_environment(lock: Lock, environments: Path) -> Environment:
     """The environment of an engine whose libraries are of a lock, installed already or not yet."""
     folder = environments / lock.folder_name
     installed = libraries.versions(folder) or lock.versions()
-    versions = {name: installed[name] for name in ("python", *_LIBRARIES) if name in installed}
+    versions = {name: installed[name] for name in ("python", *_LIBRARIES[lock.engine]) if name in installed}
     return Environment(libraries.interpreter(folder), versions, package_digest(), lock.sha256)
 
 
-def _versions(python: Path) -> dict[str, str]:
+def _versions(python: Path, libraries: Sequence[str]) -> dict[str, str]:
     """Version of the interpreter and of each library that it has."""
-    command = [str(python), "-I", "-c", _QUERY, *_LIBRARIES]
+    command = [str(python), "-I", "-c", _QUERY, *libraries]
     hint = "host.python names the interpreter that has the engine's libraries"
     try:
         done = subprocess.run(
@@ -197,6 +202,7 @@ def _fill(staging: Path, environment: Environment, target: Path) -> Path:
             "source": environment.source,
             "lock": environment.lock,
         }
+        _write_metadata(staging)
         (staging / MARKER).write_text(json.dumps(content, indent=2), encoding="utf-8")
         _open_to_all(staging)
         if target.exists():
@@ -209,6 +215,15 @@ def _fill(staging: Path, environment: Environment, target: Path) -> Path:
             f"cannot make the environment {target}: {reason}", hint=f"free space below {folder} and run again"
         ) from None
     return target
+
+
+def _write_metadata(folder: Path) -> None:
+    """Let programs find the package's entry points there (packaging.python.org, "Entry points")."""
+    place = folder / f"ddtoolkit-{toolkit.__version__}.dist-info"
+    place.mkdir()
+    metadata = f"Metadata-Version: 2.1\nName: ddtoolkit\nVersion: {toolkit.__version__}\n"
+    (place / "METADATA").write_text(metadata, encoding="utf-8")
+    (place / "entry_points.txt").write_text(_ENTRY_POINTS, encoding="utf-8")
 
 
 def _open_to_all(folder: Path) -> None:

@@ -8,35 +8,35 @@ file hashes by size, time and inode, tuned values by device, driver, versions an
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import os
 import platform
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from toolkit.ddtree.engine import Engine
+from toolkit.ddtree.manifest import (
+    BuildError,
+    Cache,
+    checkpoint,
+    device_facts,
+    digest,
+    hashes,
+    say,
+    versions_of,
+    write_json,
+)
 from toolkit.ddtree.models.errors import CheckpointError
 from toolkit.ddtree.types import Algorithm, EngineConfig, Expansion, Request, SamplingParams, TreeLimits
 
 _PACKAGES = ("torch", "triton", "tokenizers", "safetensors", "numpy")
-_BUNDLED = Path(__file__).parent / "bundled"
-_CHUNK = 1 << 20
-_ARRIVED = ".weights.json"  # with size, time, inode and hash of each file, where the deployment fetched them
 _REPEATS = 15
 _CONTEXT = 128
-
-
-class BuildError(Exception):
-    """The engine cannot be built here; the message is one line."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"ddtree build: {error}", file=sys.stderr)
         return 2
     try:
-        _write_json(args.out, manifest)
+        write_json(args.out, manifest)
     except OSError as error:
         print(f"ddtree build: {args.out}: cannot be written: {error.strerror}", file=sys.stderr)
         return 1
@@ -70,25 +70,25 @@ def build(args: argparse.Namespace) -> dict[str, Any]:
         ValueError: the arguments do not fit the models.
     """
     started = time.monotonic()
-    cache = _Cache(args.cache_dir)
-    _say(f"environment: Python {platform.python_version()}, torch {torch.__version__}")
-    versions, device = _versions(), _device_facts(args.device)
-    _say(f"device: {device['name']}")
-    target = _checkpoint(args.model_path, "target")
+    cache = Cache(args.cache_dir)
+    say(f"environment: Python {platform.python_version()}, torch {torch.__version__}")
+    versions, device = versions_of(_PACKAGES), device_facts(args.device)
+    say(f"device: {device['name']}")
+    target = checkpoint(args.model_path, "target")
     draft = args.speculative_draft_model_path
-    drafter = None if draft is None else _checkpoint(draft, "drafter")
+    drafter = None if draft is None else checkpoint(draft, "drafter")
     engine = _load(args, target, drafter)
-    checkpoints = {"target": _hashes(target, cache)}
+    checkpoints = {"target": hashes(target, cache)}
     if drafter is not None:
-        checkpoints["drafter"] = _hashes(drafter, cache)
+        checkpoints["drafter"] = hashes(drafter, cache)
     shapes = _shapes(engine)
-    key = _digest({"device": device, "versions": versions, "shapes": _tuned_shapes(shapes, args.device)})
+    key = digest({"device": device, "versions": versions, "shapes": _tuned_shapes(shapes, args.device)})
     tuned = cache.get("tuned", key)
     if tuned is None:
         tuned = _tune(engine)
         cache.put("tuned", key, tuned)
     else:
-        _say("tuned values: from the cache")
+        say("tuned values: from the cache")
     return {
         "versions": versions,
         "device": device,
@@ -125,72 +125,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def _checkpoint(path: str, part: str) -> Path:
-    return _BUNDLED / part if path == "bundled" else Path(path)
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            if package != "triton":  # published for Linux only, and not needed on a CPU
-                raise BuildError(f"{package} is not installed in {sys.prefix}") from None
-    return found
-
-
-def _device_facts(kind: str) -> dict[str, Any]:
-    """What kernels and tuned values depend on."""
-    if kind == "cpu":
-        return {
-            "kind": "cpu",
-            "name": _cpu_name(),
-            "cores": len(os.sched_getaffinity(0)),
-            "instruction_set": torch.backends.cpu.get_cpu_capability(),
-        }
-    if not torch.cuda.is_available():
-        raise BuildError(
-            f"torch {torch.__version__} sees no CUDA device; check the driver with nvidia-smi, and that this "
-            f"torch is built for CUDA (torch.version.cuda is {torch.version.cuda})"
-        )
-    properties = torch.cuda.get_device_properties(0)
-    return {
-        "kind": "cuda",
-        "name": properties.name,
-        "compute_capability": f"{properties.major}.{properties.minor}",
-        "memory": properties.total_memory,
-        "cuda": torch.version.cuda,
-        "driver": _driver_version(),
-    }
-
-
-def _driver_version() -> str:
-    """Version of the NVIDIA kernel driver, from its own file; empty if it has none."""
-    try:
-        first = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").splitlines()[0]
-    except (OSError, IndexError):
-        return ""
-    return next((word for word in first.split() if word[0].isdigit() and "." in word), "")
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
 def _load(args: argparse.Namespace, target: Path, drafter: Path | None) -> Engine:
     for name, path in (("target", target), ("drafter", drafter)):
         if path is not None:
-            _say(f"{name}: {path}")
+            say(f"{name}: {path}")
     config = EngineConfig(
         model_path=target,
         draft_model_path=drafter,
@@ -228,51 +166,9 @@ def _tuned_shapes(shapes: Mapping[str, Any], device: str) -> dict[str, Any]:
     return {name: value for name, value in shapes.items() if device != "cpu" or name != "verify_width"}
 
 
-def _hashes(directory: Path, cache: _Cache) -> dict[str, Any]:
-    """SHA-256 of each file of a checkpoint, read again only if size, time or inode changed."""
-    files, arrived = {}, _arrived(directory)
-    for path in sorted(path for path in directory.iterdir() if path.is_file() and path.name != _ARRIVED):
-        status = path.stat()
-        mark = [status.st_size, status.st_mtime_ns, status.st_ino]
-        known = arrived.get(path.name)
-        if known is None or known["mark"] != mark:
-            known = cache.get("hashes", str(path.resolve()))
-        if not isinstance(known, dict) or known.get("mark") != mark:
-            _say(f"hashing {path.name}, {status.st_size / 1e6:.1f} MB")
-            known = {"mark": mark, "sha256": _sha256(path)}
-            cache.put("hashes", str(path.resolve()), known)
-        files[path.name] = {"size": status.st_size, "sha256": known["sha256"]}
-    return {"path": str(directory), "files": files}
-
-
-def _arrived(directory: Path) -> dict[str, dict[str, Any]]:
-    """Hashes that were taken while the checkpoint was fetched, by file; {} for one that came otherwise."""
-    try:
-        listed = json.loads((directory / _ARRIVED).read_bytes())["files"]
-        return {
-            name: {"mark": [item["size"], item["mtime_ns"], item["inode"]], "sha256": str(item["sha256"])}
-            for name, item in listed.items()
-            if not item["corrupt"]
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _digest(values: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
 def _tune(engine: Engine) -> dict[str, Any]:
     """Run every shape once, which compiles the kernels, then find the number of CPU threads."""
-    _say("warm-up")
+    say("warm-up")
     _warm_up(engine)
     if engine.config.device != "cpu":
         return {}
@@ -281,7 +177,7 @@ def _tune(engine: Engine) -> dict[str, Any]:
     for threads in _thread_counts():
         torch.set_num_threads(threads)
         measured[threads] = _round_milliseconds(engine)
-        _say(f"threads {threads}: " + ", ".join(f"{name} {ms} ms" for name, ms in measured[threads].items()))
+        say(f"threads {threads}: " + ", ".join(f"{name} {ms} ms" for name, ms in measured[threads].items()))
     torch.set_num_threads(before)
     best = min(measured, key=lambda threads: list(measured[threads].values())[-1])
     return {"threads": best, "milliseconds": {str(threads): found for threads, found in measured.items()}}
@@ -330,54 +226,6 @@ def _median_milliseconds(function: Callable[[], None]) -> float:
         function()
         times.append(time.perf_counter() - start)
     return round(statistics.median(times) * 1e3, 3)
-
-
-class _Cache:
-    """Values kept between builds, one JSON file each; what cannot be read or written is no error."""
-
-    def __init__(self, directory: Path | None) -> None:
-        self._directory = directory
-
-    def get(self, kind: str, key: str) -> Any:
-        """A value, or None."""
-        path = self._path(kind, key)
-        if path is None:
-            return None
-        try:
-            return json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-
-    def put(self, kind: str, key: str, value: Any) -> None:
-        """Keep a value."""
-        path = self._path(kind, key)
-        if path is None:
-            return
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _write_json(path, value)
-        except OSError as error:
-            _say(f"the cache {path.parent} cannot be written: {error.strerror}")
-
-    def _path(self, kind: str, key: str) -> Path | None:
-        if self._directory is None:
-            return None
-        return self._directory / kind / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
-
-
-def _write_json(path: Path, value: Any) -> None:
-    """Write whole or not at all."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, encoding="utf-8", delete=False) as file:
-        temporary = Path(file.name)
-        try:
-            json.dump(value, file, indent=2, sort_keys=True)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from toolkit.build.environment import Environment, embedded_environment, locked_environment
+from toolkit.build.environment import Environment, environment_under, locked_environment
 from toolkit.build.libraries.detached import may_detach, watch
 from toolkit.build.libraries.install import Place, damage, ensure
 from toolkit.build.libraries.lock import Lock, lock_of
@@ -28,7 +28,7 @@ def environment_of(profile: Profile, layout: Layout) -> Environment:
     """
     lock = lock_for(profile)
     if lock is None:
-        return embedded_environment(profile.host.python)
+        return environment_under(profile.host.python, profile.engine.kind)
     return locked_environment(lock, layout.environments)
 
 

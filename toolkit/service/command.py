@@ -41,7 +41,7 @@ def unit_for(
     secrets = _secrets(profile)
     secrets_file = paths.state / "secrets" / f"{release_dir.name}.yaml" if secrets else None
     config = () if secrets_file is None else ("--config", str(secrets_file))
-    arguments = _sglang(profile) if profile.engine.kind == "sglang" else _embedded(profile, paths.cache)
+    arguments = flags_for(profile, paths.cache)
     module = _SGLANG if profile.engine.kind == "sglang" else _EMBEDDED
     return Unit(
         name=profile.name,
@@ -66,6 +66,16 @@ def unit_for(
         gpus=profile.hardware.count if profile.hardware.device == "cuda" else 0,
         nvlink=profile.hardware.interconnect == "nvlink",
     )
+
+
+def flags_for(profile: Profile, cache: Path) -> list[str]:
+    """The server's own flags, without secrets and `engine.extra_args`; checkpoints are located already.
+
+    Args:
+        profile: resolved profile.
+        cache: the folder that the service may write.
+    """
+    return _sglang(profile) if profile.engine.kind == "sglang" else _embedded(profile, cache)
 
 
 def _common(profile: Profile) -> list[str]:
