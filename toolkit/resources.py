@@ -1,8 +1,10 @@
-"""Profiles and playbooks that come with the toolkit, from a checkout or from the installed wheel."""
+"""Profiles, playbooks and data that come with the toolkit, from a checkout or from the installed wheel."""
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
+from typing import Any
 
 from toolkit.errors import ToolkitError
 
@@ -23,3 +25,17 @@ def bundled(kind: str) -> Path:
     if (_PACKAGE / "_data" / kind).is_dir():
         return _PACKAGE / "_data" / kind
     raise ToolkitError(f"the bundled {kind} are missing beside {_PACKAGE}", hint="reinstall ddtoolkit")
+
+
+def bundled_data(name: str) -> dict[str, Any]:
+    """A TOML file of this package, by its path in it.
+
+    Raises:
+        ToolkitError: it is missing or damaged; so is the installation.
+    """
+    path = _PACKAGE / name
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ToolkitError(f"{path}: {error}", hint="reinstall ddtoolkit") from None

@@ -14,6 +14,12 @@ def _profile_names(incomplete: str) -> list[str]:
     return [entry.name for entry in list_profiles() if entry.name.startswith(incomplete)]
 
 
+def _overlay_names(incomplete: str) -> list[str]:
+    from toolkit.profile.lookup import overlay_files
+
+    return [name for name in overlay_files() if name.startswith(incomplete)]
+
+
 def _service_names(incomplete: str) -> list[str]:
     from toolkit.deploy.locate import deployed_services
 
@@ -37,7 +43,11 @@ Sets = Annotated[
 Overlays = Annotated[
     list[Path] | None,
     typer.Option(
-        "--overlay", "-f", metavar="FILE", help="YAML file merged over the profile; may be repeated."
+        "--overlay",
+        "-f",
+        metavar="NAME|FILE",
+        help="Overlay, or YAML file, merged over the profile; may be repeated.",
+        autocompletion=_overlay_names,
     ),
 ]
 LockWait = Annotated[float, typer.Option("--lock-wait", min=0, help="Seconds to wait for the lock.")]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from toolkit.cli.options import Json, Overlays, ProfileName, Sets
 from toolkit.cli.output import answer, emit, say, table
 from toolkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from toolkit.memory.estimate import Estimate
+    from toolkit.profile.schema import Profile
 
 profiles_app = typer.Typer(
     help="List profiles, show one, print the schema.", no_args_is_help=True, rich_markup_mode=None
@@ -25,17 +29,35 @@ def register(app: typer.Typer) -> None:
 
 def validate(name: ProfileName, overlays: Overlays = None, sets: Sets = None, as_json: Json = False) -> None:
     """Check a profile; every problem is shown with file, line, column and key."""
+    from toolkit.memory.layouts import as_json as memory_json
+    from toolkit.memory.layouts import layouts
     from toolkit.profile.loading import load_profile
 
     resolved = load_profile(name, overlays=overlays or (), sets=sets or ())
     for warning in resolved.warnings:
         say(f"warning: {warning}")
+    own = layouts(resolved.profile)[:1]
     if as_json:
         emit(
-            {"ok": True, "name": resolved.profile.name, "warnings": [str(item) for item in resolved.warnings]}
+            {
+                "ok": True,
+                "name": resolved.profile.name,
+                "warnings": [str(item) for item in resolved.warnings],
+                "memory": memory_json(*own[0]) if own else None,
+            }
         )
     else:
-        answer(f"{resolved.profile.name}: valid")
+        answer(f"{resolved.profile.name}: valid{_memory_words(resolved.profile, own)}")
+
+
+def _memory_words(profile: Profile, own: list[tuple[str, Estimate]]) -> str:
+    """What of a GPU's memory it takes; nothing for an engine without GPUs."""
+    if own:
+        need, free = own[0][1].static_bytes + own[0][1].dynamic_bytes, own[0][1].free
+        return f"; it takes {need / 2**30:.1f} of {free / 2**30:.1f} GiB of each GPU"
+    if profile.engine.kind == "sglang":
+        return "; memory is not judged yet: name the shapes of the checkpoints and the GPU"
+    return ""
 
 
 @profiles_app.command("list")
@@ -73,13 +95,18 @@ def show(
     resolved: Annotated[
         bool, typer.Option("--resolved", help="All keys, defaults too, with where each comes from.")
     ] = False,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="The sum of memory on a GPU, for each way to spread the model.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show a profile: its file, or with --resolved every value and its origin."""
+    """Show a profile: its file; with --resolved every value and its origin; with --memory a GPU's."""
     from toolkit.profile.loading import load_profile
 
     loaded = load_profile(name, overlays=overlays or (), sets=sets or ())
-    if as_json:
+    if memory:
+        _show_memory(loaded.profile, as_json=as_json)
+    elif as_json:
         emit(
             {"profile": loaded.data, "origins": {key: str(origin) for key, origin in loaded.origins.items()}}
         )
@@ -90,6 +117,23 @@ def show(
     else:
         for source in loaded.sources:
             typer.echo(source.path.read_text(encoding="utf-8"), nl=False)
+
+
+def _show_memory(profile: Profile, *, as_json: bool) -> None:
+    from toolkit.memory import layouts
+
+    found = layouts.layouts(profile)
+    if as_json:
+        emit([layouts.as_json(*item) for item in found])
+        return
+    if not found:
+        said = f"{profile.name}: what a GPU holds is not known"
+        raise ConfigError(said, hint="it needs engine.kind sglang, hardware.gpu, and the checkpoints' shapes")
+    header, lines = layouts.table(found)
+    rows = table(*header)
+    for line in lines:
+        rows.add_row(*line)
+    answer(rows)
 
 
 @profiles_app.command()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 _FILE = Path(__file__).with_name("gpus.toml")
 
@@ -22,6 +22,7 @@ class Gpu:
         compute_capability: "major.minor".
         memory_mib: memory.total of nvidia-smi, MiB; the driver keeps less than 1% of it for itself.
         bandwidth_gb_s: of the memory, 10^9 bytes a second.
+        multiprocessors: streaming multiprocessors in use.
         shared_memory_per_block: bytes that a thread block may ask for.
         interconnect: how the GPUs of one host are joined.
         nvlink_gb_s: both directions together, 10^9 bytes a second; 0 without NVLink.
@@ -35,6 +36,7 @@ class Gpu:
     compute_capability: str
     memory_mib: int
     bandwidth_gb_s: int
+    multiprocessors: int
     shared_memory_per_block: int
     interconnect: Literal["pcie", "nvlink"]
     nvlink_gb_s: int
@@ -57,9 +59,23 @@ class Gpu:
 @cache
 def gpus() -> tuple[Gpu, ...]:
     """Every GPU of the catalogue, in its order."""
+    return tuple(Gpu(**{**entry, "names": tuple(entry["names"])}) for entry in _data()["gpu"])
+
+
+def oldest_driver(cuda: str) -> str | None:
+    """The oldest Linux driver that runs programs of a CUDA version ("13.0"); None if it is not known."""
+    return next((entry["driver"] for entry in _data()["cuda"] if entry["version"] == cuda), None)
+
+
+def version_of(driver: str) -> tuple[int, ...]:
+    """A driver's version for comparing: (580, 65, 6) of "580.65.06"."""
+    return tuple(int(part) for part in driver.split("."))
+
+
+@cache
+def _data() -> dict[str, Any]:
     with _FILE.open("rb") as file:
-        entries = tomllib.load(file)["gpu"]
-    return tuple(Gpu(**{**entry, "names": tuple(entry["names"])}) for entry in entries)
+        return tomllib.load(file)
 
 
 def find_gpu(name: str) -> Gpu | None:

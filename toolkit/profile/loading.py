@@ -17,7 +17,7 @@ from typing import Any
 from toolkit.errors import ConfigError, Problem
 from toolkit.profile.assignments import SET, apply_sets, merge, node_of
 from toolkit.profile.changes import Change
-from toolkit.profile.lookup import find_profile, is_path, profile_files
+from toolkit.profile.lookup import find_overlay, find_profile, is_path, profile_files
 from toolkit.profile.nodes import MAX_BYTES, KeyPath, Node, Place, SyntaxProblem, compose, decode, format_path
 from toolkit.profile.reading import Reading, read, validate
 from toolkit.profile.schema import Profile
@@ -77,14 +77,14 @@ def load_profile(
 
     Args:
         name_or_path: a path, or the name of a profile in one of `profile_folders()`.
-        overlays: files merged onto it in order; they may leave out what the base has.
+        overlays: files, or names of overlays, merged onto it in order; they may leave out what the base has.
         sets: `key.path=value`, applied last; the schema decides the value's type.
 
     Raises:
         ConfigError: every problem found, each with file, line, column, key path and what is allowed.
     """
     path = find_profile(name_or_path)
-    loaded = [_load_file(file) for file in (path, *overlays)]
+    loaded = [_load_file(file) for file in (path, *map(find_overlay, overlays))]
     problems = [problem for _, _, found in loaded for problem in found]
     roots = [root for root, _, _ in loaded if root is not None]
     if len(roots) < len(loaded):

@@ -1,4 +1,4 @@
-"""Where profiles are found: a path, or a name looked up in a few folders."""
+"""Where profiles and overlays are found: a path, or a name looked up in a few folders."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from toolkit.resources import bundled
 
 VARIABLE = "DDTOOLKIT_PROFILES"
 _SUFFIXES = (".yaml", ".yml")
+_OVERLAYS = "overlays"
 
 
 def profile_folders() -> list[Path]:
@@ -70,3 +71,30 @@ def find_profile(name_or_path: str) -> Path:
     places = ", ".join(str(folder) for folder in profile_folders())
     hint = f"did you mean {near[0]}?" if near else f"there is: {', '.join(known) or 'none'}"
     raise ConfigError(f"no profile {name_or_path!r} in {places}", hint=hint)
+
+
+def overlay_files() -> dict[str, Path]:
+    """Name to file of every overlay that a name finds: those in `overlays` of `profile_folders()`."""
+    found: dict[str, Path] = {}
+    for folder in profile_folders():
+        for path in sorted((folder / _OVERLAYS).glob("*")):
+            if path.suffix in _SUFFIXES and not path.name.startswith("."):
+                found.setdefault(path.stem, path)
+    return found
+
+
+def find_overlay(name_or_path: Path | str) -> Path:
+    """The file of an overlay; a path is returned as it is, whether or not it exists.
+
+    Raises:
+        ConfigError: there is no overlay of that name; names the nearest.
+    """
+    name = str(name_or_path)
+    if is_path(name) or Path(name).exists():
+        return Path(name)
+    known = overlay_files()
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there is: {', '.join(sorted(known)) or 'none'}"
+    raise ConfigError(f"no overlay {name!r}, and no file of that name", hint=hint)

@@ -126,6 +126,18 @@ class Hardware(_Section):
         json_schema_extra=_allowed("two numbers such as 12.0"),
     )
     interconnect: Literal["none", "pcie", "nvlink"] = Field("none", description="what joins the GPUs")
+    min_driver: str | None = Field(
+        None,
+        pattern=r"^[0-9]{3,4}([.][0-9]{1,4}){1,2}$",
+        description="oldest NVIDIA driver that the host may have",
+        json_schema_extra=_allowed("a driver version such as 580.65.06"),
+    )
+    cuda: str | None = Field(
+        None,
+        pattern=r"^[0-9]{2}[.][0-9]$",
+        description="CUDA version that the engine is built for",
+        json_schema_extra=_allowed("two numbers such as 13.0"),
+    )
 
 
 class Host(_Section):
@@ -150,6 +162,19 @@ class Host(_Section):
     wheelhouse: AbsolutePath | None = Field(
         None,
         description="folder on the host with wheels of the engine's libraries; unset: pip's package index",
+    )
+    os: str | None = Field(
+        None,
+        pattern=r"^[a-z]+-[0-9]+([.][0-9]+)*$",
+        max_length=64,
+        description="ID and VERSION_ID of the host's /etc/os-release; unset: any",
+        json_schema_extra=_allowed("a distribution such as ubuntu-24.04"),
+    )
+    python_version: str | None = Field(
+        None,
+        pattern=r"^3[.][0-9]{1,2}$",
+        description="Python of the engine's environment; unset: any that the engine takes",
+        json_schema_extra=_allowed("a version such as 3.12"),
     )
     packages: tuple[Package, ...] = Field(
         (), max_length=200, description="Debian packages; installed when provisioning as root"
@@ -198,6 +223,39 @@ class Engine(_Section):
         ]
         | None
     ) = Field(None, description="attention backend (sglang); unset: triton, which takes tree masks")
+    quantization: str | None = Field(
+        None,
+        pattern=r"^[a-z0-9_-]{2,40}$",
+        description="quantization of the weights (sglang); unset: what the checkpoint's config.json says",
+        json_schema_extra=_allowed("a name that SGLang has, such as modelopt_fp4"),
+    )
+    kv_cache_dtype: Literal["auto", "bfloat16", "fp8_e4m3", "fp8_e5m2"] | None = Field(
+        None, description="data type of cached keys and values (sglang); unset: auto, the model's"
+    )
+    moe_backend: str | None = Field(
+        None,
+        pattern=r"^[a-z0-9_]{2,40}$",
+        description="kernels of the experts (sglang); unset: SGLang chooses",
+        json_schema_extra=_allowed("a name that SGLang has, such as flashinfer_trtllm"),
+    )
+    memory_fraction: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="part of a GPU's memory for weights and K/V (sglang); unset: SGLang's own estimate",
+    )
+    prefill_chunk: int | None = Field(
+        None, ge=1, le=1 << 20, description="tokens of one prefill step (sglang); unset: by the GPU's memory"
+    )
+    page_size: int | None = Field(
+        None, ge=1, le=1024, description="tokens of a page of cached K/V (sglang); unset: 1 for DDTREE"
+    )
+    max_graph_batch: int | None = Field(
+        None,
+        ge=1,
+        le=4096,
+        description="requests of the largest CUDA graph (sglang); unset: service.max_running_requests",
+    )
     extra_args: tuple[Text, ...] = Field(
         (), max_length=200, description="further arguments of the server, passed on byte for byte"
     )
@@ -214,6 +272,12 @@ class Checkpoint(_Section):
     )
     revision: Text | None = Field(
         None, min_length=1, max_length=200, description="pinned revision of the checkpoint"
+    )
+    shape: str | None = Field(
+        None,
+        pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$",
+        description="known checkpoint whose layers, heads and sizes it has; the memory rule needs it",
+        json_schema_extra=_allowed("the name of a shape such as kimi-k2.6-int4"),
     )
 
     @property

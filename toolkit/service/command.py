@@ -126,11 +126,28 @@ def _sglang(profile: Profile) -> list[str]:
     flags += ["--tp-size", str(parallel.tp), "--pp-size", str(parallel.pp), "--ep-size", str(parallel.ep)]
     if parallel.dp_attention:
         flags.append("--enable-dp-attention")
-    flags += ["--attention-backend", profile.engine.attention_backend or "triton"]
+    flags += _computing(profile)
     if profile.model.trust_remote_code:
         flags.append("--trust-remote-code")
     flags += ["--enable-metrics", *_speculative(profile)]
     return flags
+
+
+def _computing(profile: Profile) -> list[str]:
+    """How SGLang computes and what it keeps in memory."""
+    engine = profile.engine
+    values = {
+        "--attention-backend": engine.attention_backend or "triton",
+        "--quantization": engine.quantization,
+        "--kv-cache-dtype": engine.kv_cache_dtype,
+        "--moe-runner-backend": engine.moe_backend,
+        "--mem-fraction-static": engine.memory_fraction,
+        "--chunked-prefill-size": engine.prefill_chunk,
+        "--page-size": engine.page_size,
+        # SGLang's own default, 512 on large GPUs, times budget + 1 rows would take tens of GiB.
+        "--cuda-graph-max-bs-decode": engine.max_graph_batch or profile.service.max_running_requests,
+    }
+    return [word for flag, value in values.items() if value is not None for word in (flag, str(value))]
 
 
 def _debug(profile: Profile, cache: Path) -> list[str]:

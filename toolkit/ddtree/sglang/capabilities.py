@@ -1,15 +1,18 @@
-"""What DDTREE runs on, as data: attention backends that take a tree mask, and server arguments it refuses.
+"""What DDTREE runs on: attention backends that take a tree mask, and server arguments it refuses.
 
-Found in SGLang 0.5.17. A backend without tree masks decodes as if the tree were a chain and says nothing:
-the tokens are wrong while the acceptance length looks right. So what is not known to work is refused before
-a model loads.
+The data, `capabilities.toml`, were found in SGLang 0.5.17. A backend without tree masks decodes as if the
+tree were a chain and says nothing: the tokens are wrong while the acceptance length looks right. So what is
+not known to work is refused before a model loads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+_FILE = Path(__file__).with_name("capabilities.toml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,23 +26,6 @@ class Capability:
 
     architectures: frozenset[str]
     reason: str = ""
-
-
-_CAUSAL = "it ignores tree masks and verifies as if the tree were a chain"
-_NO_MASK = "it has no tree masks"
-_UNPROVEN = "its tree masks are not proven with DDTREE"
-
-BACKENDS: Mapping[str, Capability] = {
-    "triton": Capability(frozenset({"MHA", "MLA"})),
-    "flashinfer": Capability(frozenset(), _UNPROVEN),
-    "fa3": Capability(frozenset(), _UNPROVEN),
-    "fa4": Capability(frozenset(), _UNPROVEN),
-    "cutlass_mla": Capability(frozenset(), _CAUSAL),
-    "flashmla": Capability(frozenset(), _NO_MASK),
-    "trtllm_mla": Capability(frozenset(), _NO_MASK),
-    "trtllm_mha": Capability(frozenset(), _NO_MASK),
-    "torch_native": Capability(frozenset(), _NO_MASK),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,35 +46,22 @@ class Rule:
         return f"{flag} is {value!r:.60}, DDTREE takes {allowed}: {self.reason}"
 
 
-_OFF = (False, None)
-RULES: Sequence[Rule] = (
-    Rule("pp_size", (1,), "the drafter needs hidden states of all stages"),
-    Rule("enable_dp_attention", _OFF, "DFLASH drafting does not support it"),
-    Rule("attn_cp_size", (1,), "context-parallel verification has no tree masks"),
-    Rule("dcp_size", (1,), "context-parallel verification has no tree masks"),
-    Rule("page_size", (1, None), "rows of rejected nodes are freed one by one"),
-    Rule("disaggregation_mode", ("null",), "prefill and decode must share the drafter's context"),
-    Rule("speculative_draft_window_size", (None,), "the drafter's window is rebuilt for chains only"),
-    Rule("speculative_adaptive", _OFF, "it changes the width of a verification captured for budget + 1"),
-    Rule("speculative_accept_threshold_single", (1.0,), "another threshold changes the distribution"),
-    Rule("speculative_accept_threshold_acc", (1.0,), "another threshold changes the distribution"),
-    Rule("speculative_use_rejection_sampling", _OFF, "DDTREE draws the target's own sample at each node"),
-    Rule("speculative_token_map", (None,), "the drafter uses the target's whole vocabulary"),
-    Rule("speculative_num_steps", (None, 1), "the drafter runs once for a whole block"),
-    Rule("enable_deterministic_inference", _OFF, "its attention kernel reads another mask layout"),
-    Rule("enable_custom_logit_processor", _OFF, "a processor does not see which path a node lies on"),
-    Rule("enable_two_batch_overlap", _OFF, "it splits the batch between draft and verification"),
-    Rule("enable_pdmux", _OFF, "it captures verification once a stream"),
-    Rule("enable_lora", _OFF, "SGLang serves adapters with plain decoding only"),
-    Rule("enable_hierarchical_cache", _OFF, "it is not proven with DDTREE"),
-    Rule("enable_unified_memory", _OFF, "SGLang refuses it with speculative decoding"),
-    Rule("enable_page_major_kv_layout", _OFF, "accepted rows are moved in the row-major layout"),
-    Rule("enable_multi_layer_eagle", _OFF, "it belongs to another drafter"),
-    Rule("decoupled_spec_role", ("null", None), "draft and verification run in one process"),
-    Rule(
-        "kv_cache_dtype", ("auto", "bfloat16", "bf16", "fp8_e4m3", "fp8_e5m2"), "rows have scales beside them"
-    ),
-)
+def _read() -> tuple[dict[str, Capability], list[Rule]]:
+    with _FILE.open("rb") as file:
+        data = tomllib.load(file)
+    unset = {"unset": None}  # TOML has no null
+    backends = {
+        name: Capability(frozenset(entry["architectures"]), entry.get("reason", ""))
+        for name, entry in data["backend"].items()
+    }
+    rules = [
+        Rule(name, tuple(unset.get(value, value) for value in entry["allowed"]), entry["reason"])
+        for name, entry in data["argument"].items()
+    ]
+    return backends, rules
+
+
+BACKENDS, RULES = _read()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from toolkit.profile.nodes import KeyPath
-from toolkit.profile.rules.finding import Finding, doubt, error
-from toolkit.profile.rules.tables import OWNED_FLAGS, TREE_REFUSES
+from toolkit.profile.rules.finding import Finding, error
+from toolkit.profile.rules.tables import OWNED_FLAGS, TREE_ARGUMENTS
 from toolkit.profile.schema import Profile
 
 _SHORTEST_ABBREVIATION = len("--spec")
@@ -21,12 +21,11 @@ def argument_rules(profile: Profile) -> Iterator[Finding]:
         path: KeyPath = ("engine", "extra_args", index)
         if key is not None:
             yield error(f"{flag} is written from {key}; two values would contradict", path, hint=f"set {key}")
-        elif flag in TREE_REFUSES and profile.speculative.algorithm == "DDTREE":
-            right, reason = TREE_REFUSES[flag]
-            if right is None or option(arguments, flag) != right:
+        elif flag in TREE_ARGUMENTS and profile.speculative.algorithm == "DDTREE":
+            right, reason = TREE_ARGUMENTS[flag]
+            if option(arguments, flag) not in right:
                 yield error(f"{flag} does not go with DDTREE: {reason}", path, "speculative.algorithm")
     yield from _width(profile)
-    yield from _graph(profile)
 
 
 def option(arguments: Sequence[str], flag: str) -> str | None:
@@ -43,7 +42,7 @@ def _owner(flag: str) -> str | None:
     """The key that `flag` is written from; argparse also takes its beginning, which counts too."""
     if flag in OWNED_FLAGS or len(flag) < _SHORTEST_ABBREVIATION:
         return OWNED_FLAGS.get(flag)
-    if not flag.startswith("--") or flag in TREE_REFUSES:
+    if not flag.startswith("--") or flag in TREE_ARGUMENTS:
         return None
     return next((key for name, key in OWNED_FLAGS.items() if name.startswith(flag)), None)
 
@@ -58,15 +57,4 @@ def _width(profile: Profile) -> Iterator[Finding]:
             "speculative.budget",
             "speculative.algorithm",
             hint="take it out",
-        )
-
-
-def _graph(profile: Profile) -> Iterator[Finding]:
-    given = option(profile.engine.extra_args, "--cuda-graph-max-bs")
-    running = profile.service.max_running_requests
-    if given is not None and given.isdecimal() and int(given) < running:
-        yield doubt(
-            f"--cuda-graph-max-bs {given} is below max_running_requests = {running}: the rest use no graph",
-            "engine.extra_args",
-            "service.max_running_requests",
         )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from toolkit.memory.estimate import named_shape
 from toolkit.profile.rules.finding import Finding, doubt, error
-from toolkit.profile.rules.tables import NO_TREE_MASK
+from toolkit.profile.rules.tables import BACKEND_REASONS, TREE_ARGUMENTS, TREE_BACKENDS
 from toolkit.profile.schema import Profile
 
 _ALGORITHM = "speculative.algorithm"
@@ -19,7 +20,9 @@ def decoding_rules(profile: Profile) -> Iterator[Finding]:
         yield from _speculative_parallelism(profile)
     if profile.speculative.algorithm == "DDTREE":
         yield from _tree(profile)
-        yield from _verify_backend(profile)
+        if profile.engine.kind == "sglang":
+            yield from _verify_backend(profile)
+            yield from _cache(profile)
 
 
 def _block(profile: Profile) -> Iterator[Finding]:
@@ -86,18 +89,37 @@ def _speculative_parallelism(profile: Profile) -> Iterator[Finding]:
 
 def _verify_backend(profile: Profile) -> Iterator[Finding]:
     backend, key = profile.engine.attention_backend, "engine.attention_backend"
-    if backend is not None and backend in NO_TREE_MASK:
-        yield error(
-            f"DDTREE cannot verify with {backend}: {NO_TREE_MASK[backend]}", key, _ALGORITHM, hint="triton"
-        )
-    if backend == "fa3" and profile.speculative.topk_cap == 1:
-        yield error(
-            "fa3 takes a tree mask only with more than one candidate a slot",
-            key,
-            "speculative.topk_cap",
-            _ALGORITHM,
-            hint="triton",
-        )
+    shape = named_shape(profile.model.target.shape)
+    if backend is None or _verifies(backend, None if shape is None else shape.attention):
+        return
+    able = [name for name in TREE_BACKENDS if _verifies(name, None if shape is None else shape.attention)]
+    why = BACKEND_REASONS.get(backend) or f"it takes no tree masks with {shape.attention if shape else 'any'}"
+    yield error(
+        f"DDTREE cannot verify with {backend}: {why}",
+        key,
+        "model.target.shape",
+        _ALGORITHM,
+        hint=" or ".join(able),
+    )
+
+
+def _verifies(backend: str, attention: str | None) -> bool:
+    able = TREE_BACKENDS.get(backend, frozenset())
+    return bool(able) if attention is None else attention in able
+
+
+def _cache(profile: Profile) -> Iterator[Finding]:
+    """Pages and data types of the K/V that accepted rows are moved in."""
+    for key in ("page_size", "kv_cache_dtype"):
+        value = getattr(profile.engine, key)
+        allowed, reason = TREE_ARGUMENTS["--" + key.replace("_", "-")]
+        if value is not None and str(value) not in allowed:
+            yield error(
+                f"DDTREE does not take {value}: {reason}",
+                f"engine.{key}",
+                _ALGORITHM,
+                hint=" or ".join(allowed),
+            )
 
 
 def _checkpoints(profile: Profile) -> Iterator[Finding]:

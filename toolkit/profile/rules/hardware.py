@@ -8,6 +8,18 @@ from toolkit.profile.rules.arguments import option
 from toolkit.profile.rules.finding import Finding, doubt, error
 from toolkit.profile.schema import Profile
 
+_SGLANG_KEYS = (
+    "version",
+    "attention_backend",
+    "quantization",
+    "kv_cache_dtype",
+    "moe_backend",
+    "memory_fraction",
+    "prefill_chunk",
+    "page_size",
+    "max_graph_batch",
+)
+
 
 def hardware_rules(profile: Profile) -> Iterator[Finding]:
     """Engine against device, device against GPU keys, parallelism against the number of GPUs."""
@@ -27,6 +39,8 @@ def _device(profile: Profile) -> Iterator[Finding]:
         "memory_gib": hardware.memory_gib is not None,
         "compute_capability": hardware.compute_capability is not None,
         "interconnect": hardware.interconnect != "none",
+        "min_driver": hardware.min_driver is not None,
+        "cuda": hardware.cuda is not None,
     }
     for name, is_set in set_keys.items():
         if is_set:
@@ -52,7 +66,7 @@ def _embedded(profile: Profile) -> Iterator[Finding]:
                 "engine.kind",
                 hint="1, or engine.kind sglang",
             )
-    for name in ("version", "attention_backend"):
+    for name in _SGLANG_KEYS:
         if getattr(profile.engine, name) is not None:
             yield error("is for engine.kind sglang only", f"engine.{name}", "engine.kind", hint="take it out")
 
@@ -68,6 +82,7 @@ def _sglang(profile: Profile) -> Iterator[Finding]:
         return
     yield from _hopper_only(profile)
     yield from _spread(profile)
+    yield from _graphs(profile)
 
 
 def _hopper_only(profile: Profile) -> Iterator[Finding]:
@@ -99,4 +114,14 @@ def _spread(profile: Profile) -> Iterator[Finding]:
             f"ep = {spread.ep} does not divide tp = {spread.tp}: experts are spread over the same GPUs",
             "parallelism.ep",
             "parallelism.tp",
+        )
+
+
+def _graphs(profile: Profile) -> Iterator[Finding]:
+    largest, running = profile.engine.max_graph_batch, profile.service.max_running_requests
+    if largest is not None and largest < running:
+        yield doubt(
+            f"{largest} requests are below max_running_requests = {running}: larger batches use no graph",
+            "engine.max_graph_batch",
+            "service.max_running_requests",
         )

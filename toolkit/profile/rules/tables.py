@@ -6,15 +6,21 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-NO_TREE_MASK: Final[Mapping[str, str]] = {
-    "flashinfer": "it is silently causal on MLA models, which loses the siblings of the tree",
-    "cutlass_mla": "it is silently causal at verify, which loses the siblings of the tree",
-    "flashmla": "it takes no tree mask at verify",
-    "trtllm_mla": "it takes no tree mask at verify",
-    "trtllm_mha": "it takes no tree mask at verify",
-    "torch_native": "it takes no tree mask at verify",
+from toolkit.resources import bundled_data
+
+# The plugin's own data: what it would refuse at start is refused here. Read as a file, since neither side
+# imports the other.
+_CAPABILITIES = bundled_data("ddtree/sglang/capabilities.toml")
+
+TREE_BACKENDS: Final[Mapping[str, frozenset[str]]] = {
+    name: frozenset(entry["architectures"]) for name, entry in _CAPABILITIES["backend"].items()
 }
-"""Attention backends that cannot verify a tree, with the reason; the others can."""
+"""Attention backends, and the attention architectures whose trees each verifies."""
+
+BACKEND_REASONS: Final[Mapping[str, str]] = {
+    name: entry["reason"] for name, entry in _CAPABILITIES["backend"].items() if "reason" in entry
+}
+"""Why an attention backend does not verify trees."""
 
 OWNED_FLAGS: Final[Mapping[str, str]] = {
     "--model-path": "model.target.source",
@@ -27,6 +33,14 @@ OWNED_FLAGS: Final[Mapping[str, str]] = {
     "--dtype": "engine.dtype",
     "--cpu-threads": "engine.threads",
     "--attention-backend": "engine.attention_backend",
+    "--quantization": "engine.quantization",
+    "--kv-cache-dtype": "engine.kv_cache_dtype",
+    "--moe-runner-backend": "engine.moe_backend",
+    "--mem-fraction-static": "engine.memory_fraction",
+    "--chunked-prefill-size": "engine.prefill_chunk",
+    "--page-size": "engine.page_size",
+    "--cuda-graph-max-bs": "engine.max_graph_batch",
+    "--cuda-graph-max-bs-decode": "engine.max_graph_batch",
     "--tp": "parallelism.tp",
     "--tp-size": "parallelism.tp",
     "--tensor-parallel-size": "parallelism.tp",
@@ -56,16 +70,14 @@ OWNED_FLAGS: Final[Mapping[str, str]] = {
 }
 """Arguments that the toolkit writes itself, and the key that each comes from."""
 
-TREE_REFUSES: Final[Mapping[str, tuple[str | None, str]]] = {
-    "--disaggregation-mode": ("null", "the tree is not carried between prefill and decode servers"),
-    "--speculative-accept-threshold-single": ("1.0", "any other value changes the served text"),
-    "--speculative-accept-threshold-acc": ("1.0", "any other value changes the served text"),
-    "--speculative-draft-window-size": (None, "the drafter reads the whole context"),
-    "--speculative-use-rejection-sampling": (None, "it is biased on trees of top-k marginals"),
-    "--speculative-eagle-topk": (None, "it belongs to EAGLE trees"),
-    "--speculative-num-steps": (None, "the tree's depth follows from speculative.block_size"),
-}
-"""Arguments that do not go with DDTREE: the one value that does (None: no value does) and the reason."""
+TREE_ARGUMENTS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
+    "--" + name.replace("_", "-"): (
+        tuple(str(value) for value in entry["allowed"] if value not in ("unset", False)),
+        entry["reason"],
+    )
+    for name, entry in _CAPABILITIES["argument"].items()
+} | {"--speculative-eagle-topk": ((), "it belongs to EAGLE trees")}
+"""Arguments that do not go with DDTREE: the values that do (none: leave it out) and the reason."""
 
 DOUBTFUL_ENVIRONMENT: Final[Mapping[str, tuple[re.Pattern[str], str]]] = {
     "NCCL_P2P_DISABLE": (

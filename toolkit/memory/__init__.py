@@ -1,0 +1,1 @@
+"""What a checkpoint needs of a GPU's memory, before it is there."""
