@@ -4,6 +4,7 @@ import hashlib
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +41,9 @@ def test_the_shipped_profile_is_valid_without_warnings(tmp_path, monkeypatch):
     assert resolved.warnings == ()
 
 
+SHIPPED = {"b300-nvlink-8x", "h200-nvlink", "local-cpu", "rtx-pro-6000-pcie-8x", "systemd-cpu"}
+
+
 def test_names_are_found_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DDTOOLKIT_PROFILES", str(tmp_path / "mine"))
@@ -51,8 +55,9 @@ def test_names_are_found_in_order(tmp_path, monkeypatch):
     assert load_profile("one").profile.description == "here"
     assert str(load_profile("one").origins["name"]) == "profiles/one.yml:1:7"
     found = [(item.name, item.description) for item in list_profiles()]
-    assert found[:2] == [("local-cpu", "mine"), ("one", "here")]
-    assert [name for name, _ in found[2:]] == ["systemd-cpu"]
+    own = [item for item in found if item[0] in ("local-cpu", "one")]
+    assert own == [("local-cpu", "mine"), ("one", "here")]
+    assert [name for name, _ in found] == sorted({*SHIPPED, "one"})
 
 
 def test_an_unknown_name_gets_the_nearest(tmp_path, monkeypatch):
@@ -81,8 +86,9 @@ def test_broken_profiles_are_listed_as_broken(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "profiles" / "bad.yaml", "name: bad\nbudget: 7\n")
     write(tmp_path / "profiles" / "notes.txt", "no profile")
-    bad, good, _ = list_profiles()
-    assert (bad.name, good.name, good.problem) == ("bad", "local-cpu", None)
+    listed = {item.name: item for item in list_profiles()}
+    assert {name for name, item in listed.items() if item.problem is None} == SHIPPED
+    bad = listed["bad"]
     assert "profiles/bad.yaml:2:1: budget: no such key" in bad.problem
 
 
@@ -234,3 +240,41 @@ def test_loading_needs_no_engine(small):
         "sys.exit(bool({'torch', 'fastapi', 'ansible', 'transformers', 'httpx'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code, str(small)], check=False).returncode == 0
+
+
+def test_overlays_are_found_by_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shipped = load_profile("rtx-pro-6000-pcie-8x", overlays=[Path("linear-dflash")])
+    assert shipped.profile.speculative.algorithm == "DFLASH"
+    assert shipped.origins["speculative.algorithm"].source.endswith("profiles/overlays/linear-dflash.yaml")
+    own = write(tmp_path / "profiles/overlays/linear-dflash.yaml", "speculative: {budget: 9}\n")
+    mine = load_profile("rtx-pro-6000-pcie-8x", overlays=[Path("linear-dflash")])
+    assert (mine.profile.speculative.algorithm, mine.profile.speculative.budget) == ("DDTREE", 9)
+    own.rename(tmp_path / "linear-dflash")  # a file of that name, as it was always given
+    file = load_profile("rtx-pro-6000-pcie-8x", overlays=[Path("linear-dflash")])
+    assert str(file.origins["speculative.budget"]) == "linear-dflash:1:23"
+
+
+def test_an_unknown_overlay_gets_the_nearest(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="no overlay 'ep9'") as caught:
+        load_profile("rtx-pro-6000-pcie-8x", overlays=[Path("ep9")])
+    assert caught.value.hint == "did you mean ep8?"
+    with pytest.raises(ConfigError) as caught:
+        load_profile("rtx-pro-6000-pcie-8x", overlays=[Path("zzzzzz")])
+    assert "there is: chain-control, ep4, ep8, gpus-1" in caught.value.hint
+
+
+def test_overlays_and_sets_compose_and_tell_where_from(tmp_path):
+    over = write(tmp_path / "over.yaml", "speculative: {topk_cap: 4}\nservice: {port: 31000}\n")
+    found = load_profile(
+        "b300-nvlink-8x", overlays=[Path("chain-control"), over], sets=["speculative.budget=9"]
+    )
+    spec = found.profile.speculative
+    assert (spec.expansion, spec.budget, spec.topk_cap, found.profile.service.port) == ("chain", 9, 4, 31000)
+    origins = {key: found.origins[f"speculative.{key}"].source for key in ("expansion", "budget", "topk_cap")}
+    assert origins["expansion"].endswith("overlays/chain-control.yaml")
+    assert origins["budget"] == "--set"
+    assert origins["topk_cap"] == str(over)
+    assert found.origins["speculative.block_size"].source.endswith("profiles/b300-nvlink-8x.yaml")
+    assert found.origins["host.download_files"].source == "default"

@@ -36,7 +36,11 @@ def value(data, key):
         ("host.root=null", "host.root", None),
         ("model.context_length=null", "model.context_length", None),
         ("model.context_length=", "model.context_length", None),
-        ("model.drafter={source: bundled}", "model.drafter", {"source": "bundled", "revision": None}),
+        (
+            "model.drafter={source: bundled}",
+            "model.drafter",
+            {"source": "bundled", "revision": None, "shape": None},
+        ),
         ("engine.extra_args=[--log-level, debug]", "engine.extra_args", ["--log-level", "debug"]),
         ("service.api_key={env: KEY}", "service.api_key.env", "KEY"),
         ("service.api_key.env=KEY", "service.api_key.env", "KEY"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from toolkit.hardware.catalogue import Gpu, find_gpu
 from toolkit.memory.shapes import Shape, shapes
@@ -23,6 +24,9 @@ _COMMUNICATION = GIB / 8  # a GPU of the group
 _A_GRAPH_REQUEST = 2 * MIB
 _MLA_PREFILL_GRAPH = 1536 * MIB
 _LEAST_RESERVE = 10 * GIB  # on GPUs above 60 GiB
+_IMAGES = GIB  # pool of image features on the first GPU, SGLANG_MM_FEATURE_CACHE_MB
+_IMAGES_ON_HOST = "--mm-feature-transport"
+_VISION_FACTOR = 0.91  # what SGLang makes of its own fraction for a tower of 27 layers x 1152
 _KV_SPLITS = 8  # --triton-attention-num-kv-splits
 _MLA_SPLIT_TOKENS = 32
 
@@ -119,7 +123,7 @@ def estimate(
     )
     dynamic = tuple(need.dynamic())
     free = memory - _OWN
-    fraction = profile.engine.memory_fraction or 1 - max(need.reserve, _floor(memory)) / memory
+    fraction = profile.engine.memory_fraction or _own_fraction(need.reserve, memory, target)
     return Estimate(
         spread, free, fraction, tuple(need.static()), dynamic, need.token_bytes, need.least_tokens
     )
@@ -198,6 +202,8 @@ class _Need:
 
     def dynamic(self) -> Iterator[Term]:
         yield from self._allowances()
+        if self.target.other_bytes and not _images_on_host(self.profile):
+            yield Term("image features", _IMAGES, f"on the first GPU; none with {_IMAGES_ON_HOST}=cpu")
         yield from self._graph()
 
     def _allowances(self) -> Iterator[Term]:
@@ -245,8 +251,16 @@ def default_chunk(profile: Profile) -> int:
     return 16384
 
 
-def _floor(memory: int) -> int:
-    return _LEAST_RESERVE if memory > 60 * GIB else 0
+def _own_fraction(reserve: float, memory: int, target: Shape) -> float:
+    """What SGLang sets where the profile does not."""
+    least = _LEAST_RESERVE if memory > 60 * GIB else 0
+    fraction = 1 - max(reserve, least) / memory
+    return fraction * (_VISION_FACTOR if target.other_bytes else 1)
+
+
+def _images_on_host(profile: Profile) -> bool:
+    words = profile.engine.extra_args
+    return f"{_IMAGES_ON_HOST}=cpu" in words or (_IMAGES_ON_HOST, "cpu") in pairwise(words)
 
 
 def _power_of_2(value: int) -> int:

@@ -14,10 +14,16 @@ PLAIN = "no speculation"
 def layouts(profile: Profile) -> list[tuple[str, Estimate]]:
     """The profile's own way first, then tensor, pipeline and expert parallelism over as many GPUs.
 
-    Pipelines have no speculation, as they cannot. Empty where the memory of a GPU or a shape is not known.
+    Pipelines have no speculation, as they cannot. Empty where the profile's own way cannot be judged, the
+    memory of a GPU or a shape being unknown.
     """
-    found = []
-    for spread in dict.fromkeys((profile.parallelism, *_others(profile))):
+    own = estimate(profile)
+    if own is None:
+        return []
+    found = [(title(profile.parallelism), own)]
+    for spread in dict.fromkeys(_others(profile)):
+        if spread == profile.parallelism:
+            continue
         piped = spread.pp > 1 and profile.speculative.algorithm != "NONE"
         judged = _plain(profile) if piped else profile
         if (sum_ := estimate(judged, spread)) is not None:

@@ -29,6 +29,7 @@ class Shape:
         kv_heads, head_dim: of MHA.
         q_rank, kv_rank, rope_dim, nope_dim, v_dim: of MLA.
         experts, experts_per_token, shared_experts, expert_intermediate: of the other layers.
+        quantization: SGLang's name for how the weights are packed; empty if they are not.
         expert_bytes: bytes of a routed expert's parameter, scales included.
         value_bytes: bytes of every other parameter.
         weight_bytes: of the checkpoint's files; 0 if it is not known.
@@ -59,6 +60,7 @@ class Shape:
     experts_per_token: int = 0
     shared_experts: int = 0
     expert_intermediate: int = 0
+    quantization: str = ""
     expert_bytes: float = _PLAIN
     value_bytes: float = _PLAIN
     weight_bytes: int = 0
@@ -145,6 +147,7 @@ def shape_from_config(config: Mapping[str, Any], name: str, weight_bytes: int = 
         experts_per_token=_first(values, "num_experts_per_tok"),
         shared_experts=_first(values, "n_shared_experts"),
         expert_intermediate=_first(values, "moe_intermediate_size"),
+        quantization=_method(quantization) if isinstance(quantization, Mapping) else "",
         expert_bytes=packed,
         # Quantizers of mixtures leave attention and shared experts as they are.
         value_bytes=_PLAIN if experts else packed,
@@ -173,6 +176,13 @@ def expert_bytes(quantization: Mapping[str, Any]) -> float:
     # 4-bit floats have fp8 scales, integers bf16 ones.
     scale = 1 if str(weights.get("type")) == "float" else _PLAIN
     return bits / 8 + (scale / group if group > 0 else 0)
+
+
+def _method(quantization: Mapping[str, Any]) -> str:
+    """SGLang's name: modelopt's formats each have one of their own."""
+    method = str(quantization.get("quant_method", ""))
+    algorithm = str(quantization.get("quant_algo", "")).upper()
+    return {"NVFP4": "modelopt_fp4", "FP8": "modelopt_fp8"}.get(algorithm, method)
 
 
 def _number(values: Mapping[str, Any], key: str) -> int:

@@ -32,16 +32,17 @@ Sizes are a number with a unit of B, KB, MB, GB, TB or KiB, MiB, GiB, TiB: `512M
 **YAML.** One document, UTF-8, at most 128 KiB and 32 levels. Anchors and aliases work; merge keys (`<<`),
 tags and keys written twice are refused. Nothing in a profile is executed or expanded.
 
-**Overlays** (`--overlay NAME` or `FILE`, repeated) are merged onto the profile key by key, in order; lists and
-plain values are replaced. A name is looked up in `overlays` of the folders above; with the toolkit come
+**Overlays** (`--overlay NAME` or `FILE`, repeated) are merged onto the profile key by key, in order; lists
+and plain values are replaced. A name is looked up in `overlays` of the folders above; with the toolkit come
 `linear-dflash`, `chain-control` and `plain` (how tokens are decoded), `pp8`, `ep8` and `ep4` (how a model is
 spread), `qwen3-8b`, `gpus-1` and `gpus-2` (a smaller pair, fewer GPUs). An overlay cannot change `name`.
 
 **Hardware profiles** with a page each: [`rtx-pro-6000-pcie-8x`](rtx-pro-6000-pcie-8x.md),
-[`b300-nvlink-8x`](b300-nvlink-8x.md), [`h200-nvlink`](h200-nvlink.md). A third machine needs little: memory,
-compute capability and bandwidth of known GPUs come from the catalogue (`toolkit/hardware/gpus.toml`), sizes of known
-checkpoints from `toolkit/memory/shapes.toml`. `ddtoolkit profiles show NAME --memory` prints what one GPU has to hold,
-term by term, for each way to spread the model; `validate` refuses what does not fit and says the sum.
+[`b300-nvlink-8x`](b300-nvlink-8x.md), [`h200-nvlink`](h200-nvlink.md). Another machine needs little: memory
+and compute capability of known GPUs come from the catalogue (`toolkit/hardware/gpus.toml`), sizes of known
+checkpoints from `toolkit/memory/shapes.toml`. `ddtoolkit profiles show NAME --memory` prints what one GPU
+has to hold, term by term, for each way to spread the model; `validate` refuses what does not fit and says
+the sum.
 
 **`--set key.path=value`** comes last. For a key that takes text, the value is taken byte for byte, and `null`
 unsets it if it may be unset; for others it is read as YAML and replaces the whole value:

@@ -223,21 +223,41 @@ class Engine(_Section):
         ]
         | None
     ) = Field(None, description="attention backend (sglang); unset: triton, which takes tree masks")
-    quantization: str | None = Field(
-        None,
-        pattern=r"^[a-z0-9_-]{2,40}$",
-        description="quantization of the weights (sglang); unset: what the checkpoint's config.json says",
-        json_schema_extra=_allowed("a name that SGLang has, such as modelopt_fp4"),
-    )
+    quantization: (
+        Literal[
+            "awq",
+            "awq_marlin",
+            "compressed-tensors",
+            "fp8",
+            "gptq",
+            "gptq_marlin",
+            "modelopt",
+            "modelopt_fp4",
+            "modelopt_fp8",
+            "mxfp4",
+            "mxfp8",
+        ]
+        | None
+    ) = Field(None, description="quantization of the weights (sglang); unset: what the checkpoint says")
     kv_cache_dtype: Literal["auto", "bfloat16", "fp8_e4m3", "fp8_e5m2"] | None = Field(
         None, description="data type of cached keys and values (sglang); unset: auto, the model's"
     )
-    moe_backend: str | None = Field(
-        None,
-        pattern=r"^[a-z0-9_]{2,40}$",
-        description="kernels of the experts (sglang); unset: SGLang chooses",
-        json_schema_extra=_allowed("a name that SGLang has, such as flashinfer_trtllm"),
-    )
+    moe_backend: (
+        Literal[
+            "auto",
+            "cutlass",
+            "deep_gemm",
+            "flashinfer_cutedsl",
+            "flashinfer_cutlass",
+            "flashinfer_mxfp4",
+            "flashinfer_trtllm",
+            "flashinfer_trtllm_routed",
+            "marlin",
+            "triton",
+            "triton_kernel",
+        ]
+        | None
+    ) = Field(None, description="kernels of the experts (sglang); unset: auto, SGLang chooses")
     memory_fraction: float | None = Field(
         None,
         gt=0,

@@ -139,7 +139,8 @@ def _computing(profile: Profile) -> list[str]:
     values = {
         "--attention-backend": engine.attention_backend or "triton",
         "--quantization": engine.quantization,
-        "--kv-cache-dtype": engine.kv_cache_dtype,
+        # SGLang's other name for it, the only one that all its checks know.
+        "--kv-cache-dtype": "bf16" if engine.kv_cache_dtype == "bfloat16" else engine.kv_cache_dtype,
         "--moe-runner-backend": engine.moe_backend,
         "--mem-fraction-static": engine.memory_fraction,
         "--chunked-prefill-size": engine.prefill_chunk,

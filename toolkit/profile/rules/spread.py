@@ -10,6 +10,7 @@ from toolkit.profile.rules.finding import Finding, doubt, error
 from toolkit.profile.schema import Profile
 
 _TP, _PP, _EP = "parallelism.tp", "parallelism.pp", "parallelism.ep"
+_ONLINE = ("fp8", "mxfp8")  # what SGLang makes of bf16 weights while it loads them
 _MEMORY_KEYS = (
     "hardware.gpu",
     "hardware.memory_gib",
@@ -36,6 +37,8 @@ def spread_rules(profile: Profile) -> Iterator[Finding]:
         yield from _target(profile, target)
     if drafter is not None and drafter.is_drafter:
         yield from _drafter(profile, drafter, target)
+    if target is not None:
+        yield from _quantization(profile, target)
     if (found := estimate(profile)) is not None:
         yield from _memory(found)
 
@@ -99,6 +102,14 @@ def _drafter(profile: Profile, shape: Shape, target: Shape | None) -> Iterator[F
             "model.target.shape",
             hint="a drafter belongs to the target that it was trained on",
         )
+
+
+def _quantization(profile: Profile, shape: Shape) -> Iterator[Finding]:
+    given, key = profile.engine.quantization, "engine.quantization"
+    if given is None or given == shape.quantization or (not shape.quantization and given in _ONLINE):
+        return
+    packed = f"packed by {shape.quantization}" if shape.quantization else "not quantized"
+    yield error(f"{shape.name} is {packed}, not by {given}", key, "model.target.shape", hint="take it out")
 
 
 def _heads(tp: int, shape: Shape, key: str) -> Iterator[Finding]:
