@@ -33,7 +33,7 @@ def test_the_folding_for_reviewers_changes_nothing(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_systemd_has_no_word_against_it(name):
     text = kept(name).replace(str(PYTHON), "/usr/bin/env")
-    assert verify_unit(text, name.split("+")[0]) == []
+    assert list(verify_unit(text, name.split("+")[0])) == []
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")

@@ -13,6 +13,7 @@ from typing import Any
 from toolkit.build.environment import Environment, materialise
 from toolkit.errors import ToolkitError
 from toolkit.layout import Layout
+from toolkit.memory.found import check_checkpoints
 from toolkit.profile.schema import Checkpoint, Profile
 from toolkit.service.command import flags_for
 from toolkit.service.processes import signal_name
@@ -39,10 +40,13 @@ def build(
         reported (checkpoint hashes, device facts, tuned values).
 
     Raises:
-        ToolkitError: a checkpoint is missing or broken, the disk is full, or the build failed; the message
-            has the engine's own reason.
+        ToolkitError: a checkpoint is missing, broken, or not what the profile says, the disk is full, or the
+            build failed; the message has the engine's own reason.
     """
     home = materialise(environment, layout.environments)
+    for line in check_checkpoints(profile, located(profile, layout)):
+        if on_progress is not None:
+            on_progress(line)
     profile = located(profile, layout)
     return {
         "environment": {

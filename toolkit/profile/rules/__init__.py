@@ -8,6 +8,7 @@ from toolkit.profile.rules.arguments import argument_rules
 from toolkit.profile.rules.decoding import decoding_rules
 from toolkit.profile.rules.finding import Finding
 from toolkit.profile.rules.hardware import hardware_rules
+from toolkit.profile.rules.kernels import kernel_rules
 from toolkit.profile.rules.machine import machine_rules
 from toolkit.profile.rules.service import service_rules
 from toolkit.profile.rules.spread import spread_rules
@@ -15,7 +16,15 @@ from toolkit.profile.schema import Profile
 
 __all__ = ["Finding", "check", "warnings"]
 
-_RULES = (decoding_rules, hardware_rules, machine_rules, spread_rules, service_rules, argument_rules)
+_RULES = (
+    decoding_rules,
+    hardware_rules,
+    machine_rules,
+    spread_rules,
+    kernel_rules,
+    service_rules,
+    argument_rules,
+)
 
 
 def check(profile: Profile) -> list[Finding]:

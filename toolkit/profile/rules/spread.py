@@ -10,7 +10,6 @@ from toolkit.profile.rules.finding import Finding, doubt, error
 from toolkit.profile.schema import Profile
 
 _TP, _PP, _EP = "parallelism.tp", "parallelism.pp", "parallelism.ep"
-_ONLINE = ("fp8", "mxfp8")  # what SGLang makes of bf16 weights while it loads them
 _MEMORY_KEYS = (
     "hardware.gpu",
     "hardware.memory_gib",
@@ -28,18 +27,21 @@ _MEMORY_KEYS = (
 def spread_rules(profile: Profile) -> Iterator[Finding]:
     """Shapes against parallelism, context and block; the sum of memory."""
     yield from _known(profile)
-    if profile.engine.kind != "sglang":
-        return
-    target, drafter = named_shape(profile.model.target.shape), None
-    if profile.model.drafter is not None and profile.speculative.algorithm != "NONE":
-        drafter = named_shape(profile.model.drafter.shape)
+    model = profile.model
+    if profile.engine.kind == "sglang":
+        drafter = None if model.drafter is None else named_shape(model.drafter.shape)
+        yield from spread_findings(profile, named_shape(model.target.shape), drafter)
+
+
+def spread_findings(profile: Profile, target: Shape | None, drafter: Shape | None) -> Iterator[Finding]:
+    """What stands against spreading these checkpoints as the profile says; None: the shape is not known."""
+    if profile.speculative.algorithm == "NONE":
+        drafter = None
     if target is not None and not target.is_drafter:
         yield from _target(profile, target)
     if drafter is not None and drafter.is_drafter:
         yield from _drafter(profile, drafter, target)
-    if target is not None:
-        yield from _quantization(profile, target)
-    if (found := estimate(profile)) is not None:
+    if (found := estimate(profile, target=target, drafter=drafter)) is not None:
         yield from _memory(found)
 
 
@@ -102,14 +104,6 @@ def _drafter(profile: Profile, shape: Shape, target: Shape | None) -> Iterator[F
             "model.target.shape",
             hint="a drafter belongs to the target that it was trained on",
         )
-
-
-def _quantization(profile: Profile, shape: Shape) -> Iterator[Finding]:
-    given, key = profile.engine.quantization, "engine.quantization"
-    if given is None or given == shape.quantization or (not shape.quantization and given in _ONLINE):
-        return
-    packed = f"packed by {shape.quantization}" if shape.quantization else "not quantized"
-    yield error(f"{shape.name} is {packed}, not by {given}", key, "model.target.shape", hint="take it out")
 
 
 def _heads(tp: int, shape: Shape, key: str) -> Iterator[Finding]:

@@ -79,6 +79,22 @@ TREE_ARGUMENTS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
 } | {"--speculative-eagle-topk": ((), "it belongs to EAGLE trees")}
 """Arguments that do not go with DDTREE: the values that do (none: leave it out) and the reason."""
 
+EXPERT_KERNELS: Final[Mapping[str, frozenset[str]]] = {
+    "flashinfer_cutlass": frozenset({"modelopt_fp4", "modelopt_fp8", ""}),
+    "flashinfer_cutedsl": frozenset({"modelopt_fp4"}),
+    "flashinfer_trtllm": frozenset(
+        {"modelopt_fp4", "modelopt_fp8", "fp8", "mxfp8", "compressed-tensors", ""}
+    ),
+    "flashinfer_trtllm_routed": frozenset({"modelopt_fp4", "fp8", "mxfp8", ""}),
+}
+"""Kernels of experts that take some quantizations only (empty: bf16)."""
+
+EXPERTS_WHOLE: Final = frozenset({"flashinfer_cutlass", "flashinfer_cutedsl"})
+"""Kernels of experts with ep = 1 or ep = tp, nothing between."""
+
+EXPERTS_WHOLE_FP8: Final = frozenset({"cutlass"})
+"""Kernels of experts with ep = 1 where the experts are fp8."""
+
 DOUBTFUL_ENVIRONMENT: Final[Mapping[str, tuple[re.Pattern[str], str]]] = {
     "NCCL_P2P_DISABLE": (
         re.compile(r"(?i)1|y|yes|t|true"),
