@@ -127,13 +127,13 @@ def test_sound_profiles_have_no_findings(tmp_path, text):
         (SGLANG, ["parallelism.ep=3"], "parallelism.ep", "ep = 3 does not divide tp = 8"),
         (
             SGLANG,
-            ["engine.attention_backend=trtllm_mla"],
+            ["engine.attention_backend=trtllm_mla", "hardware.compute_capability=10.3"],
             "engine.attention_backend",
             "DDTREE cannot verify with trtllm_mla: it has no tree masks",
         ),
         (
             SGLANG,
-            ["engine.attention_backend=cutlass_mla"],
+            ["engine.attention_backend=cutlass_mla", "hardware.compute_capability=10.3"],
             "engine.attention_backend",
             "as if the tree were a chain",
         ),
@@ -256,7 +256,14 @@ def test_warned(tmp_path, text, sets, key, message):
         (EMBEDDED, ["service.restart.burst=0", "service.restart.interval=1s"]),
         (EMBEDDED, ["service.environment.NCCL_P2P_DISABLE=0"]),
         (EMBEDDED, ["engine.extra_args=[--log-level, debug, -v, --]"]),
-        (SGLANG, ["speculative.algorithm=NONE", "engine.attention_backend=trtllm_mla"]),
+        (
+            SGLANG,
+            [
+                "speculative.algorithm=NONE",
+                "engine.attention_backend=trtllm_mla",
+                "hardware.compute_capability=10.3",
+            ],
+        ),
         (
             SGLANG,
             [

@@ -80,24 +80,8 @@ def _sglang(profile: Profile) -> Iterator[Finding]:
     if hardware.device != "cuda":
         yield error("sglang needs GPUs", "hardware.device", "engine.kind", hint="cuda")
         return
-    yield from _hopper_only(profile)
     yield from _spread(profile)
     yield from _graphs(profile)
-
-
-def _hopper_only(profile: Profile) -> Iterator[Finding]:
-    capability = profile.hardware.compute_capability
-    if (
-        profile.engine.attention_backend == "fa3"
-        and capability is not None
-        and not capability.startswith("9.")
-    ):
-        yield error(
-            f"fa3 runs on compute capability 9 (Hopper) only, not on {capability}",
-            "engine.attention_backend",
-            "hardware.compute_capability",
-            hint="triton",
-        )
 
 
 def _spread(profile: Profile) -> Iterator[Finding]:

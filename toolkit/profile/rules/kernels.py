@@ -1,13 +1,20 @@
-"""Rules of quantized weights and of the kernels that compute experts (SGLang 0.5.17, `server_args.py`)."""
+"""Rules of attention backends, quantized weights and experts' kernels (SGLang 0.5.17, `server_args.py`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from toolkit.hardware.catalogue import find_gpu
 from toolkit.memory.estimate import named_shape
 from toolkit.memory.shapes import Shape
 from toolkit.profile.rules.finding import Finding, error
-from toolkit.profile.rules.tables import EXPERT_KERNELS, EXPERTS_WHOLE, EXPERTS_WHOLE_FP8
+from toolkit.profile.rules.tables import (
+    BACKEND_ATTENTION,
+    BACKEND_GPUS,
+    EXPERT_KERNELS,
+    EXPERTS_WHOLE,
+    EXPERTS_WHOLE_FP8,
+)
 from toolkit.profile.schema import Profile
 
 _ONLINE = ("fp8", "mxfp8")  # what SGLang makes of bf16 weights while it loads them
@@ -15,15 +22,40 @@ _MOE, _QUANTIZATION, _SHAPE = "engine.moe_backend", "engine.quantization", "mode
 
 
 def kernel_rules(profile: Profile) -> Iterator[Finding]:
-    """Quantization against the checkpoint, experts' kernels against both and against their parallelism."""
+    """Attention against GPU and model, quantization against the checkpoint, experts' kernels against all."""
     if profile.engine.kind != "sglang":
         return
     shape = named_shape(profile.model.target.shape)
+    if profile.engine.attention_backend is not None:
+        yield from _attention(profile, profile.engine.attention_backend, shape)
     if shape is not None:
         yield from _quantization(profile, shape)
     packed = profile.engine.quantization or (None if shape is None else shape.quantization)
     if profile.engine.moe_backend is not None:
         yield from _experts(profile, profile.engine.moe_backend, packed)
+
+
+def _attention(profile: Profile, backend: str, shape: Shape | None) -> Iterator[Finding]:
+    capability = profile.hardware.compute_capability
+    if capability is None and (gpu := find_gpu(profile.hardware.gpu or "")) is not None:
+        capability = gpu.compute_capability
+    major, name = BACKEND_GPUS.get(backend, (None, ""))
+    if major is not None and capability is not None and capability.partition(".")[0] != major:
+        yield error(
+            f"{backend} runs on compute capability {major} ({name}) only, not on {capability}",
+            "engine.attention_backend",
+            "hardware.compute_capability",
+            "hardware.gpu",
+            hint="triton",
+        )
+    attention = BACKEND_ATTENTION.get(backend)
+    if attention is not None and shape is not None and shape.attention != attention:
+        yield error(
+            f"{backend} is for {attention} models, and {shape.name} has {shape.attention}",
+            "engine.attention_backend",
+            _SHAPE,
+            hint="triton",
+        )
 
 
 def _quantization(profile: Profile, shape: Shape) -> Iterator[Finding]:

@@ -79,6 +79,22 @@ TREE_ARGUMENTS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
 } | {"--speculative-eagle-topk": ((), "it belongs to EAGLE trees")}
 """Arguments that do not go with DDTREE: the values that do (none: leave it out) and the reason."""
 
+BACKEND_GPUS: Final[Mapping[str, tuple[str, str]]] = {
+    "fa3": ("9", "Hopper"),
+    "trtllm_mla": ("10", "data-centre Blackwell"),  # SGLang lets it start on 12.x, where it fails (#24633)
+    "trtllm_mha": ("10", "data-centre Blackwell"),
+    "cutlass_mla": ("10", "data-centre Blackwell"),
+}
+"""Attention backends of one generation: the major compute capability, and its name."""
+
+BACKEND_ATTENTION: Final[Mapping[str, str]] = {
+    "flashmla": "MLA",
+    "cutlass_mla": "MLA",
+    "trtllm_mla": "MLA",
+    "trtllm_mha": "MHA",
+}
+"""Attention backends for models of one architecture."""
+
 EXPERT_KERNELS: Final[Mapping[str, frozenset[str]]] = {
     "flashinfer_cutlass": frozenset({"modelopt_fp4", "modelopt_fp8", ""}),
     "flashinfer_cutedsl": frozenset({"modelopt_fp4"}),
