@@ -1,9 +1,11 @@
 """A build that fails tells its reason alone, whatever the engine printed before."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from tests.sglang.checkpoints import QWEN3
 from toolkit.build.builder import build
 from toolkit.build.environment import Environment
 from toolkit.errors import ToolkitError
@@ -50,6 +52,7 @@ def test_the_build_of_sglang_reads_the_flags_that_the_server_gets(tmp_path: Path
     layout.environments.mkdir()
     model = tmp_path / "model"
     model.mkdir()
+    (model / "config.json").write_text(json.dumps(QWEN3))
     profile = Profile.model_validate(
         {
             "schema": 1,
@@ -71,3 +74,14 @@ def test_the_build_of_sglang_reads_the_flags_that_the_server_gets(tmp_path: Path
     unit = unit_for(profile, release_dir=tmp_path / "r", layout=layout, python=engine)
     assert flags == list(unit.argv[3:])
     assert flags[-1] == "--tool-call-parser=x"
+
+
+def test_a_checkpoint_that_is_another_model_is_told_before_the_engine_is_asked(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    layout.environments.mkdir()
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3))
+    model = {"target": {"source": str(tmp_path), "shape": "kimi-k2.6-int4"}}
+    settings = {"engine": {"kind": "sglang"}, "model": model, "speculative": {"algorithm": "NONE"}}
+    profile = Profile.model_validate({"schema": 1, "name": "big", **settings})
+    with pytest.raises(ToolkitError, match=r"config\.json: attention is MHA, and kimi-k2\.6-int4 has MLA"):
+        build(profile, Environment(tmp_path / "no-python", {}, "aa"), layout)
