@@ -32,7 +32,7 @@ engine:
   kind: sglang
   version: 0.5.17
   dtype: bfloat16
-  extra_args: [--mem-fraction-static, "0.5"]
+  memory_fraction: 0.5
 model:
   target: {{source: {target}}}
   drafter: {{source: {drafter}}}

@@ -10,6 +10,7 @@ import json
 import math
 import random
 import threading
+import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -62,6 +63,9 @@ class Faults:
     forget_counts: bool = False
     foreign_requests: int = 0  # requests of others, counted with each scrape
     foreign_running: int = 0
+    gauge_lags: float = 0.0  # seconds for which the gauge still tells the last requests
+    takes: float = 0.0  # seconds of each request
+    gauge_jumps: bool = False  # now and then it tells the requests of two batches at once
     greedy_always: bool = False
     new_seed_always: bool = False
     wrong_chain: bool = False
@@ -83,6 +87,8 @@ class State:
     lock: threading.Lock = field(default_factory=threading.Lock)
     answered: int = 0
     running: int = 0
+    last_running: tuple[float, int] = (0.0, 0)
+    scrapes: int = 0
     counters: dict[str, float] = field(default_factory=dict)
     memory: dict[tuple[Any, ...], int] = field(default_factory=dict)
     flushes: int = 0
@@ -209,6 +215,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._json(400, {"error": "logit_bias is not supported"})
                 return
             many = ask["count"] > 1 and self._wait_for_company(ask)
+            time.sleep(faults.takes)
             tokens = _generate(ask, faults, state, many=many)
             record = self._record(ask, tokens, many=many)
             if ask["stream"]:
@@ -217,6 +224,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._json(200, _whole(tokens, ask, record, faults, native=native))
         finally:
             with state.lock:
+                state.last_running = (time.monotonic(), state.running)
                 state.running -= 1
 
     def _answer_together(self, body: dict[str, Any]) -> None:
@@ -279,6 +287,13 @@ class _Handler(BaseHTTPRequestHandler):
                 state.counters["completion"] = state.counters.get("completion", 0) + 7
             counters = dict(state.counters)
             running = state.running + faults.foreign_running
+            state.scrapes += 1
+            if running:
+                state.last_running = (time.monotonic(), running)
+            elif time.monotonic() - state.last_running[0] < faults.gauge_lags:
+                running = state.last_running[1]
+            if faults.gauge_jumps and running and state.scrapes % 2:
+                running = 99
         if faults.dialect == "sglang":
             names = {
                 "requests": "sglang:num_requests_total",

@@ -68,6 +68,15 @@ def test_a_fault_is_noticed(open_session, faults, name, status, words):
     assert words in result.detail
 
 
+@pytest.mark.parametrize("faults", [{"gauge_lags": 0.5}, {"gauge_jumps": True, "takes": 0.7}])
+def test_a_gauge_that_lags_is_no_sign_of_others(open_session, faults):
+    session = open_session(**faults)
+    session.checkpoint()
+    assert session.alone
+    assert session.batch
+    assert [RUN[name](session).status for name in ("tokens_per_second", "metrics")] == ["passed", "passed"]
+
+
 def test_a_sound_server_passes_every_check(open_session):
     session = open_session({"max_new_tokens": 65})
     session.checkpoint()

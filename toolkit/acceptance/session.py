@@ -123,7 +123,7 @@ class Session:
         )
         self._untold: set[str] = set()
         self._has_metrics = True
-        self._settle = _SETTLE
+        self._settle = self._calm = _SETTLE
 
     @property
     def identity(self) -> Identity:
@@ -287,12 +287,13 @@ class Session:
     def checkpoint(self) -> Checkpoint | None:
         """Read the server's counters once they have caught up with what was sent.
 
-        Waits 1.5 s at most, and no more once they have failed to catch up.
+        Waits 1.5 s at most, and no more once they have failed to catch up. Gauges are given as long: SGLang's
+        hold the last batch until its scheduler has found nothing to do.
         """
         if not self._has_metrics:
             return None
         start = self.checkpoints[0] if self.checkpoints else None
-        give_up = time.monotonic() + min(self._settle, self.endpoint.remaining)
+        begin = time.monotonic()
         while True:
             text = self.endpoint.metrics_text()
             values = parse_metrics(text) if text is not None else {}
@@ -300,10 +301,12 @@ class Session:
             if not counted and not gauges:
                 self._has_metrics = False
                 return None
-            if start is None or self._caught_up(start, counted):
+            whole, quiet = start is None or self._caught_up(start, counted), not any(gauges.values())
+            waited = time.monotonic() - begin
+            if whole and quiet:
                 break
-            if time.monotonic() > give_up:
-                self._settle = 0.0
+            if waited > min(self._calm if whole else self._settle, self.endpoint.remaining):
+                self._settle, self._calm = (self._settle, 0.0) if whole else (0.0, self._calm)
                 break
             time.sleep(_POLL)
         checkpoint = Checkpoint(dict(self._sent), frozenset(self._untold), counted, sum(gauges.values()))
@@ -319,10 +322,14 @@ class Session:
 
     @contextmanager
     def _watch_load(self) -> Iterator[None]:
-        """Keep the highest number of requests that the server reports while ours are running."""
+        """Keep the highest number of requests that the server reports, twice in a row, while ours run.
+
+        Once may be a moment at which one gauge tells of the batch before and the other of the next.
+        """
         stop = threading.Event()
 
         def watch() -> None:
+            before = 0.0
             while not stop.wait(0.25):
                 try:
                     text = self.endpoint.metrics_text()
@@ -331,7 +338,8 @@ class Session:
                 if text is None:
                     return
                 busy = sum(pick(parse_metrics(text), GAUGES).values())
-                self.highest_load = max(self.highest_load or 0.0, busy)
+                self.highest_load = max(self.highest_load or 0.0, min(before, busy))
+                before = busy
 
         thread = threading.Thread(target=watch, daemon=True)
         thread.start()

@@ -194,11 +194,6 @@ def last_load_seconds(host: ServiceHost) -> float | None:
 
 
 def _check_supported(profile: Profile) -> None:
-    if profile.engine.kind != "embedded":
-        raise ConfigError(
-            f"engine.kind {profile.engine.kind!r} is not deployed by this version on this machine",
-            hint="render its unit with: ddtoolkit render " + profile.name,
-        )
     if profile.service.manager != "systemd":
         return
     if not _SYSTEMD_RUNS.is_dir():
