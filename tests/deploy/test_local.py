@@ -54,8 +54,11 @@ def test_both_openai_endpoints_answer_streaming_and_not(site: Site) -> None:
 def test_a_swap_that_is_worse_is_shown_and_undoes_itself(site: Site) -> None:
     before = site.status
     text = site.generate()["text"]
-    shown = site.run("swap", "--set", "speculative.budget=7", "--set", "speculative.topk_cap=1")
+    unsaved = site.home / "unsaved.yaml"
+    sets = ("--set", "speculative.budget=7", "--set", "speculative.topk_cap=1")
+    shown = site.run("swap", *sets, "--save", str(unsaved))
     assert shown.returncode == 5, shown.stderr
+    assert not unsaved.exists()
     assert "speculative.budget: 16 -> 7" in shown.stderr
     assert "acceptance" in shown.stderr
     after = site.status
@@ -67,7 +70,9 @@ def test_a_swap_that_is_worse_is_shown_and_undoes_itself(site: Site) -> None:
 
 def test_a_swap_with_a_new_baseline_stays_and_rollback_returns(site: Site) -> None:
     before = site.status
-    shown = site.run("swap", "--set", "speculative.budget=8", "--new-baseline")
+    saved = site.home / "saved.yaml"
+    shown = site.run("swap", "--set", "speculative.budget=8", "--new-baseline", "--save", str(saved))
+    assert saved.read_text() == "speculative:\n  budget: 8\n"
     assert shown.returncode == 0, shown.stderr
     swapped = site.status
     assert swapped["config"]["speculative"]["budget"] == 8

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,6 +26,7 @@ from toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from toolkit.deploy.locate import Deployed
+    from toolkit.profile.overlay import Overlay
     from toolkit.release.request import Outcome
 
 
@@ -48,6 +51,10 @@ def swap(
         typer.Option("--for", metavar="TIME", help="How long an experiment lasts, such as 30m; unset: 1h."),
     ] = None,
     new_baseline: NewBaseline = False,
+    save: Annotated[
+        Path | None,
+        typer.Option("--save", metavar="FILE", help="Write the values into an overlay once they are kept."),
+    ] = None,
     inventory: Inventories = None,
     limit: Limit = None,
     batch: Batch = 1,
@@ -58,11 +65,13 @@ def swap(
 ) -> None:
     """Change keys of the deployed profile with one restart; undone by itself when it is worse."""
     seconds = _experiment_seconds(duration, experiment=experiment)
+    overlay = _overlay(save, sets or (), experiment=experiment)
     where = fleet.where(inventory, limit, batch=batch)
     if where is not None:
         manner = fleet.Manner(yes, verbose, as_json, lock_wait)
         options = {"new_baseline": new_baseline, "experiment_seconds": seconds}
         fleet.swap(name, sets or (), where, manner, **options)
+        _save(overlay)
         return
     from toolkit.cli.progress import Lines
     from toolkit.deploy.flow import describe, swap_changes
@@ -83,6 +92,7 @@ def swap(
             say(f"{service.name}: nothing to do, every key has that value already")
             if as_json:
                 emit({"ok": True, "service": service.name, "changes": [], "outcome": None})
+            _save(overlay)
             return
         say(f"swap on {service.name}, one restart:")
         for line in describe(changes):
@@ -91,6 +101,7 @@ def swap(
             say(f"  an experiment: returns to the release before after {seconds:.0f} s")
         outcome = run_swap(service, sets or (), watcher, lock_wait=lock_wait, judging=judging)
     _finish(service, outcome, as_json=as_json)
+    _save(overlay)
 
 
 def rollback(
@@ -190,6 +201,23 @@ def _experiment_seconds(text: str | None, *, experiment: bool) -> float | None:
     if not 1 <= seconds <= 7 * 86400:
         raise ConfigError(f"--for {text!r}: from 1s to 7d")
     return seconds
+
+
+def _overlay(save: Path | None, sets: Sequence[str], *, experiment: bool) -> Overlay | None:
+    """The overlay to write afterwards, checked before anything is changed."""
+    if save is None:
+        return None
+    if experiment:
+        raise ConfigError("an experiment is not kept, so there is nothing to save", hint="leave out --save")
+    from toolkit.profile.overlay import overlay_with
+
+    return overlay_with(save, sets)
+
+
+def _save(overlay: Overlay | None) -> None:
+    if overlay is not None:
+        overlay.write()
+        say(f"saved to {overlay.path}: deploy with --overlay {overlay.path} to keep these values")
 
 
 def _finish(service: Deployed, outcome: Outcome | None, *, as_json: bool) -> None:
