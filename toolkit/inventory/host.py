@@ -77,10 +77,12 @@ def hosts_with(hosts: Sequence[Host], profile: str, *, limit: str | None) -> lis
     """The hosts that carry a profile, in order of name.
 
     Raises:
-        ConfigError: none does; says what the hosts carry instead.
+        ConfigError: none does; says what the hosts carry instead. Or two names lead to the same place, where
+            one change would meet the other.
     """
     found = sorted((host for host in hosts if profile in host.profiles), key=lambda host: host.name)
     if found:
+        _refuse_twice(found)
         return found
     carried = "; ".join(f"{host.name}: {', '.join(host.profiles) or 'none'}" for host in hosts[:10])
     among = f" matched by --limit {limit}" if limit else ""
@@ -88,6 +90,27 @@ def hosts_with(hosts: Sequence[Host], profile: str, *, limit: str | None) -> lis
         f"no host{among} lists profile {profile!r} in {PROFILES} ({carried or 'the inventory has no hosts'})",
         hint=f"add {profile} to {PROFILES} of the hosts that are to carry it",
     )
+
+
+def _refuse_twice(hosts: Sequence[Host]) -> None:
+    names: dict[tuple[str, ...], str] = {}
+    for host in hosts:
+        first = names.setdefault(_place(host), host.name)
+        if first != host.name:
+            raise ConfigError(
+                f"{first} and {host.name} are the same host: both lead to {' port '.join(_place(host)[:2])}",
+                hint=f"leave one of them out: --limit '!{host.name}'",
+            )
+
+
+def _place(host: Host) -> tuple[str, ...]:
+    """What decides where a connection ends; behind another jump host an address is another machine's."""
+    if host.local:
+        return ("this machine",)
+    variables = host.variables
+    port = variables.get("ansible_port") or variables.get("ansible_ssh_port") or 22
+    ways = ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
+    return (host.address, str(port), *(str(variables.get(name) or "") for name in ways))
 
 
 def _command(name: str, key: str, value: Any, problems: list[Problem]) -> tuple[str, ...] | None:
