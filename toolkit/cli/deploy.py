@@ -9,6 +9,7 @@ import typer
 from toolkit.cli import fleet
 from toolkit.cli.options import (
     Batch,
+    IgnoredChecks,
     Inventories,
     Json,
     Limit,
@@ -58,15 +59,22 @@ def deploy_profile(
     lock_wait: LockWait = 0.0,
     new_baseline: NewBaseline = False,
     seed: Seed = None,
+    ignored: IgnoredChecks = None,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
     """Deploy a profile, here or on hosts: provision, build, restart once, judge, keep or undo."""
     where = fleet.where(inventory, limit, batch=batch, parallel=parallel)
+    if ignored:
+        from toolkit.doctor.catalogue import require_known
+
+        require_known(ignored)
     if where is not None:
         manner = fleet.Manner(yes, verbose, as_json, lock_wait)
         wanted = overlays or (), sets or ()
-        fleet.deploy(name, *wanted, where, manner, new_baseline=new_baseline, seed=seed)
+        fleet.deploy(
+            name, *wanted, where, manner, new_baseline=new_baseline, seed=seed, ignored=ignored or ()
+        )
         return
     from toolkit.cli.progress import Lines
     from toolkit.deploy.flow import deploy, describe
@@ -93,7 +101,11 @@ def deploy_profile(
                 "--json changes nothing without --yes", hint="add --yes, or use ddtoolkit plan --json"
             )
         confirm_undone({HERE: describe(prepared.plan.undone_swaps)}, yes=yes)
-        outcome = deploy(prepared, watcher, lock_wait=lock_wait, judging=Judging(new_baseline=new_baseline))
+        from toolkit.doctor.preflight import preflight_here
+
+        preflight_here(profile, watcher.step, ignored=ignored or ())
+        judging = Judging(new_baseline=new_baseline)
+        outcome = deploy(prepared, watcher, lock_wait=lock_wait, judging=judging, ignored=ignored or ())
     _finish(prepared, outcome, as_json=as_json)
 
 

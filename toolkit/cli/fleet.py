@@ -82,9 +82,10 @@ def deploy(
     *,
     new_baseline: bool,
     seed: str | None = None,
+    ignored: Sequence[str] = (),
 ) -> None:
     """Deploy a profile on the hosts that carry it."""
-    found = _begin_listing(where)
+    found = begin_listing(where)
     from toolkit.fleet.bare import equip
     from toolkit.fleet.change import lock_all
     from toolkit.fleet.connections import Connections
@@ -93,6 +94,7 @@ def deploy(
         build,
         deploy_in_turn,
         desired,
+        examine,
         plan_everywhere,
         provision,
         untouched,
@@ -116,8 +118,9 @@ def deploy(
         require_yes(yes=manner.yes, as_json=manner.as_json)
         undone = {item.host: item.value["undone"] for item in plans if item.value is not None}
         confirm_undone(undone, yes=manner.yes)
-        options = {"lock_wait": manner.lock_wait, "new_baseline": new_baseline}
+        options = {"lock_wait": manner.lock_wait, "new_baseline": new_baseline, "ignored": list(ignored)}
         with Board([host.name for host in hosts], verbose=manner.verbose) as board:
+            plans = examine(resolved.profile, connections, plans, board.tell, ignored=ignored, limit=limit)
             plans = provision(wanted, where.inventory, plans, board.tell)
             plans = equip(
                 wanted.bare, wanted.args(), connections, plans, board.tell, command=command, limit=limit
@@ -141,7 +144,7 @@ def plan(
     as_json: bool = False,
 ) -> bool:
     """Show what a deploy would do on each host; whether there is something to do, by it or by hand."""
-    found = _begin_listing(where)
+    found = begin_listing(where)
     from toolkit.fleet.connections import Connections
     from toolkit.fleet.deploy import desired, plan_everywhere, preview
     from toolkit.fleet.results import to_json, worst
@@ -206,7 +209,7 @@ def full_test(name: str | None, where: Where, manner: Manner) -> None:
 
 def look(name: str | None, operation: str, args: dict[str, Any], where: Where) -> list[HostResult]:
     """A reading command on all hosts at once; hosts that carry nothing are left out."""
-    found = _begin_listing(where)
+    found = begin_listing(where)
     from toolkit.fleet.connections import Connections
     from toolkit.fleet.many import at_once
     from toolkit.remote.agent import NotReadyError
@@ -230,7 +233,7 @@ def look(name: str | None, operation: str, args: dict[str, Any], where: Where) -
 def stream(name: str | None, where: Where, *, lines: int, follow: bool) -> None:
     """The server's output; with several hosts each line has its host in front."""
     service = _named(name)
-    found = _begin_listing(where)
+    found = begin_listing(where)
     from toolkit.fleet.connections import Connections
     from toolkit.fleet.many import at_once
 
@@ -268,7 +271,7 @@ def show_each(
     from toolkit.fleet.results import to_json
 
     service = _named(name)
-    if one_host and len(_carrying(_begin_listing(where)(), where, service)) > 1:
+    if one_host and len(_carrying(begin_listing(where)(), where, service)) > 1:
         raise ConfigError("this concerns one host; several match", hint="add --limit HOST")
     results = look(service, operation, args, where)
     if as_json:
@@ -297,7 +300,7 @@ def _change(
     preview: str | None = None,
 ) -> None:
     service = _named(name)
-    found = _begin_listing(where)
+    found = begin_listing(where)
     from toolkit.fleet.change import change_in_turn, lock_all
     from toolkit.fleet.connections import Connections
     from toolkit.fleet.drain import drained, undrained
@@ -353,7 +356,7 @@ def _named(name: str | None) -> str:
     return name
 
 
-def _begin_listing(where: Where) -> Callable[[], list[Host]]:
+def begin_listing(where: Where) -> Callable[[], list[Host]]:
     """Begin to read the inventory: Ansible takes a while in a process of its own, which imports here can use.
 
     Returns:

@@ -57,6 +57,14 @@ NewBaseline = Annotated[
         "--new-baseline", help="Do not compare with the release before; the profile's thresholds still hold."
     ),
 ]
+IgnoredChecks = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ignore-check",
+        metavar="NAME",
+        help="A check of the doctor whose failure does not count; may be repeated.",
+    ),
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print every line of progress.")]
 Inventories = Annotated[
     list[Path] | None,

@@ -64,6 +64,7 @@ def deploy(
     judging: Judging,
     given: Mapping[str, str] | None = None,
     built: dict[str, Any] | None = None,
+    ignored: Sequence[str] = (),
 ) -> Outcome | None:
     """Carry out a planned deploy.
 
@@ -74,6 +75,7 @@ def deploy(
         judging: how the release is judged.
         given: values of the secrets, where these and provisioning are another machine's work; else None.
         built: what `build_ahead` gave; None builds here.
+        ignored: checks of the doctor that were told not to count; the history has them.
 
     Returns:
         The transaction's outcome; None when provisioning and repairs were all there was to do.
@@ -93,7 +95,8 @@ def deploy(
         provision(prepared.profile, prepared.service, watcher)
     if not (plan.has("repair") or plan.has("release") or plan.has("restart") or plan.has("start")):
         return None
-    command = f"deploy profile {prepared.profile.name}"
+    words = (f"--ignore-check {name}" for name in ignored)
+    command = " ".join([f"deploy profile {prepared.profile.name}", *words])
     with hold(
         prepared.service.layout, prepared.service.name, command, wait=lock_wait, on_event=watcher.event
     ) as session:

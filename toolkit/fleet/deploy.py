@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.deploy.locate import layout_of
+from toolkit.doctor.ask import facts_of
+from toolkit.doctor.preflight import require_sound, summary_of
+from toolkit.doctor.report import judge
+from toolkit.doctor.request import request_for
 from toolkit.fleet.bare import Bare, bare_of, with_bare
 from toolkit.fleet.change import change_in_turn
 from toolkit.fleet.connections import Connections
@@ -17,6 +21,7 @@ from toolkit.fleet.drain import TellHost, drained
 from toolkit.fleet.many import at_once
 from toolkit.fleet.results import HostResult
 from toolkit.profile.loading import ResolvedProfile
+from toolkit.profile.schema import Profile
 from toolkit.profile.secrets import SECRETS, require_secrets, resolve_secret
 from toolkit.provision.playbook import TaskResult, run_on_hosts
 from toolkit.provision.requirements import requirements
@@ -79,6 +84,47 @@ def plan_everywhere(
     found = at_once(names, lambda name: connections.call(name, "plan", wanted.args()), limit=limit)
     plans = with_bare([*known.values(), *found], wanted.bare)
     return sorted(with_weights(plans, wanted.weights, connections.hosts, limit), key=lambda item: item.host)
+
+
+def examine(
+    profile: Profile,
+    connections: Connections,
+    plans: Sequence[HostResult],
+    tell: TellHost,
+    *,
+    ignored: Sequence[str] = (),
+    limit: int,
+) -> list[HostResult]:
+    """Let the doctor look at the hosts on which something will be done, before anything is touched.
+
+    Where it finds on one what would fail, no host is begun.
+    """
+    names = [item.host for item in plans if item.value and not item.value["plan"]["empty"]]
+    bare = {item.host for item in plans if item.value and item.value.get("bare")}
+    request = request_for(profile, weights=False)
+
+    def one(name: str) -> Any:
+        if name in bare:
+            facts = facts_of(connections.hosts[name], request)
+        else:
+            facts = connections.call(name, "facts", {"request": request})
+        report = judge(facts, profile, ignored=ignored)
+        tell(name, {"step": ["doctor", summary_of(report)]})
+        require_sound(report, name)
+        return report
+
+    found = {item.host: item for item in at_once(names, one, limit=limit)}
+    bad = next((name for name, item in found.items() if item.error is not None), None)
+    if bad is None:
+        return list(plans)
+    return [
+        HostResult(item.host, error=found[item.host].error)
+        if item.host in found and found[item.host].error is not None
+        else HostResult(item.host, skipped=f"not begun, since the doctor found a fault on {bad}")
+        if item.ok
+        else item
+        for item in plans
+    ]
 
 
 def provision(

@@ -19,6 +19,7 @@ from toolkit.deploy.judging import Judging
 from toolkit.deploy.locate import Deployed, current_release, deployed_services, find_service
 from toolkit.deploy.prepare import Prepared, prepare
 from toolkit.deploy.watch import observe
+from toolkit.doctor.collect import collect
 from toolkit.drift.find import find
 from toolkit.errors import ConfigError, ToolkitError
 from toolkit.hostside import command
@@ -81,6 +82,7 @@ def deploy(args: Args, send: Send) -> dict[str, Any]:
         judging=_judging(args),
         given=args["secrets"],
         built=args.get("built"),
+        ignored=args.get("ignored", ()),
     )
     _remember_interpreter(prepared.service)
     return _ended(prepared.service, outcome)
@@ -224,6 +226,11 @@ def drift(args: Args, _: Send = _nobody) -> list[dict[str, Any]]:
     return [item.to_json() for item in find(service, args.get("profile"))]
 
 
+def facts(args: Args, _: Send = _nobody) -> dict[str, Any]:
+    """What the doctor judges, gathered here; changes nothing."""
+    return collect(args["request"])
+
+
 def reserve(args: Args, send: Send) -> dict[str, Any]:
     """Take a service's lock and keep it until the agent ends, so that many hosts are locked all or none."""
     _identify(args)
@@ -299,6 +306,7 @@ OPERATIONS: dict[str, Callable[[Args, Send], Any]] = {
     "history": past,
     "logs": logs,
     "drift": drift,
+    "facts": facts,
     "reserve": reserve,
     "follow": follow,
     "lock_show": lock_show,

@@ -1,0 +1,1 @@
+"""What is wrong with a host for a profile, told before anything is touched."""

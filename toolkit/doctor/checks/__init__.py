@@ -1,0 +1,1 @@
+"""The checks: pure functions of facts and profile."""

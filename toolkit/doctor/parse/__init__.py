@@ -1,0 +1,1 @@
+"""Pure parsers of what a host's programs print; each raises nothing and leaves out what it cannot read."""
