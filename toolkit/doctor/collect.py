@@ -25,7 +25,7 @@ from toolkit.service.supervision import read_supervision
 
 _QUICK = 10.0
 _WORKERS = 8
-_FILES = ("/proc/meminfo", "/proc/modules", "/proc/cmdline", "/proc/driver/nvidia/version", "/etc/os-release")
+_FILES = ("/proc/meminfo", "/proc/cmdline", "/proc/driver/nvidia/version", "/etc/os-release")
 _NVIDIA, _DISPLAY = "0x10de", ("0x0300", "0x0302")  # PCI vendor; classes VGA and 3D controller
 _LIBRARY = re.compile(r"^lib(?:cuda|nvidia-ml)\.so\.\d+\.[\d.]+$")
 _LIBRARY_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib")
@@ -43,7 +43,7 @@ def collect(request: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         `commands` (name to `programs.ask`'s answer), `files` (path to text, None where absent), `disks`,
         `shared_memory` (bytes), `port`, `own` (pids of the service), `processes` (pid to name, user and
-        group), `root`, `pci`, `libraries`, `sandbox` and `weights`; JSON-safe.
+        group), `root`, `pci`, `libraries`, `modules`, `sandbox` and `weights`; JSON-safe.
     """
     commands = {name: (lambda argv=argv: ask(argv, _QUICK)) for name, argv in _commands(request).items()}
     work: dict[str, Callable[[], Any]] = {f"commands.{name}": call for name, call in commands.items()}
@@ -66,7 +66,7 @@ def collect(request: Mapping[str, Any]) -> dict[str, Any]:
             "weights": None,
         }
         if request["gpus"]:
-            found |= {"pci": _pci(), "libraries": _libraries()}
+            found |= {"pci": _pci(), "libraries": _libraries(), "modules": _names("/sys/module")}
         for name, job in going.items():
             part, _, key = name.partition(".")
             if key:
@@ -171,8 +171,14 @@ def _pci() -> dict[str, Any]:
             "iommu": (_read(f"{device}/iommu_group/type") or "").strip(),
             "driver": driver.resolve().name if driver.exists() else "",
         }
-    units = Path("/sys/class/iommu")
-    return {"gpus": found, "iommus": sorted(item.name for item in units.iterdir()) if units.is_dir() else []}
+    return {"gpus": found, "iommus": _names("/sys/class/iommu")}
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))  # noqa: PTH208
+    except OSError:
+        return []
 
 
 def _libraries() -> list[str]:

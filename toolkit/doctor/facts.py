@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from toolkit.doctor.parse import host
 from toolkit.doctor.parse.pci import Device, parse_lspci
 from toolkit.doctor.parse.smi import Gpu, Smi, parse_smi
 from toolkit.doctor.parse.topology import Matrix, parse_matrix
@@ -59,7 +58,7 @@ class Facts:
     @cached_property
     def modules(self) -> frozenset[str]:
         """Loaded kernel modules."""
-        return host.modules(self.file("/proc/modules"))
+        return frozenset(self.raw.get("modules", ()))
 
     @property
     def own(self) -> Sequence[int]:

@@ -79,6 +79,6 @@ def _properties(unit: Unit) -> Iterator[str]:
     for line in render_unit(unit, _SYSTEMD).splitlines():
         if line.startswith("["):
             section = line
-        elif section == "[Service]" and line.partition("=")[0] not in _NOT_SANDBOX:
+        elif section == "[Service]" and line and line.partition("=")[0] not in _NOT_SANDBOX:
             yield line
     yield f"ReadWritePaths=-{unit.cache}"

@@ -50,11 +50,6 @@ def properties(text: str) -> dict[str, str]:
     return dict(line.partition("=")[::2] for line in text.splitlines() if "=" in line)
 
 
-def modules(text: str | None) -> frozenset[str]:
-    """Names of the loaded kernel modules (/proc/modules)."""
-    return frozenset(line.split()[0] for line in (text or "").splitlines() if line.strip())
-
-
 def memory(text: str | None) -> dict[str, int]:
     """/proc/meminfo in bytes by name."""
     found = {}
