@@ -56,7 +56,8 @@ def request_for(profile: Profile, *, weights: bool = True) -> dict[str, Any]:
 
 def _sandbox(profile: Profile, layout: Layout) -> dict[str, Any]:
     paths = layout.service(profile.name)
-    unit = unit_for(profile, release_dir=paths.releases / "doctor", layout=layout, python=Path(PYTHON))
+    python = Path(profile.host.python or PYTHON)
+    unit = unit_for(profile, release_dir=paths.releases / "doctor", layout=layout, python=python)
     gpus = unit.gpus > 0
     home = unit.environment.get("CUDA_HOME")
     nvcc = (NVCC,) if home is None else (f"{home}/bin/nvcc",)

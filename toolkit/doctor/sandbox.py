@@ -15,9 +15,15 @@ from typing import Any
 
 from toolkit.doctor import probe
 from toolkit.doctor.programs import ask
+from toolkit.layout import PYTHON
 
 _LIMIT = 20.0
 _STAND_IN = "nobody"
+
+
+def _python() -> str:
+    """The distribution's interpreter: the one that runs this may lie where the sandbox does not reach."""
+    return PYTHON if Path(PYTHON).exists() else sys.executable
 
 
 def look(wanted: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,7 +47,7 @@ def look(wanted: Mapping[str, Any]) -> dict[str, Any]:
     words += [f"--property=RuntimeMaxSec={_LIMIT:g}", "--property=TimeoutStopSec=1"]
     words += [f"--setenv={key}={value}" for key, value in wanted["environment"].items()]
     text = Path(probe.__file__).read_text(encoding="utf-8")
-    words += ["--", sys.executable, "-I", "-S", "-c", text, json.dumps(wanted["probe"])]
+    words += ["--", _python(), "-I", "-S", "-c", text, json.dumps(wanted["probe"])]
     answer = ask(words, _LIMIT + 5)
     try:
         seen = json.loads(answer["out"])

@@ -1,0 +1,106 @@
+"""The doctor before a deploy on a real host: a failure stops it before anything is touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hosts.conftest import MakeHost
+from tests.hosts.inventory import write_inventory
+from tests.hosts.machines import Host
+
+pytestmark = pytest.mark.timeout(400)
+
+NAME = "systemd-cpu"
+PROGRAM = Path(sys.executable).parent / "ddtoolkit"
+ROOT = Path(__file__).parents[2]
+SETS = ("--set", f"host.python={sys.executable}", "--set", "acceptance.time_limit=10m",
+        "--set", "acceptance.speed_tolerance=0.95")  # fmt: skip
+SMALL = "MemTotal:         524288 kB\nMemFree:          262144 kB\n"
+
+Deploy = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def host(make_host: MakeHost) -> Host:
+    return make_host("bookworm", name="ct200", engine=True, disk="4G")
+
+
+@pytest.fixture(scope="module")
+def too_small(host: Host) -> Iterator[None]:
+    """The host has 512 MiB of memory, as far as its kernel tells."""
+    host.path("/opt/meminfo").write_text(SMALL, encoding="utf-8")
+    host.root(["mount", "--bind", "/opt/meminfo", "/proc/meminfo"])
+    yield
+    host.root(["umount", "/proc/meminfo"])
+
+
+@pytest.fixture(scope="module")
+def ddtoolkit(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Deploy:
+    folder = tmp_path_factory.mktemp("preflight")
+    inventory = write_inventory(folder / "hosts.yaml", [host], {host.name: {"ddtoolkit_profiles": [NAME]}})
+
+    def run(*arguments: str, status: int) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [PROGRAM, *arguments, "-i", inventory, "--json"], capture_output=True, text=True, check=False,
+            timeout=360, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        assert done.returncode == status, done.stdout + done.stderr
+        return done
+
+    return run
+
+
+def deploy(ddtoolkit: Deploy, *more: str, status: int = 0) -> Any:
+    done = ddtoolkit("deploy", "profile", NAME, *SETS, "--yes", *more, status=status)
+    return json.loads(done.stdout)["hosts"]["ct200"], done.stderr
+
+
+def test_a_failure_stops_the_deploy_before_anything_is_touched(
+    host: Host, too_small: None, ddtoolkit: Deploy
+) -> None:
+    result, said = deploy(ddtoolkit, status=1)
+    assert "ct200: ram: 512 MiB; expected 1.0 GiB at least; fix: " in result["error"]
+    assert result["error"].startswith("ct200: nothing was touched, since the doctor found what would fail:")
+    assert result["hint"] == "mend it, or deploy all the same with --ignore-check ram"
+    assert result["hint"] in said
+    assert host.root(["getent", "passwd", "ddtoolkit"], check=False).returncode == 2
+    assert sorted(host.root(["ls", "/opt/ddtoolkit"]).stdout.split()) == ["tool"]
+
+
+def test_a_check_that_there_is_not_is_refused(too_small: None, ddtoolkit: Deploy) -> None:
+    done = ddtoolkit("deploy", "profile", NAME, "--ignore-check", "rom", status=2)
+    assert "there is no check 'rom'" in done.stderr
+    assert "did you mean ram?" in done.stderr
+
+
+def test_an_ignored_check_is_told_and_recorded(too_small: None, ddtoolkit: Deploy) -> None:
+    result, said = deploy(ddtoolkit, "--ignore-check", "ram")
+    assert result["result"]["outcome"]["status"] == "committed"
+    assert "ignored: ram: 512 MiB; expected 1.0 GiB at least" in said
+    history = json.loads(ddtoolkit("history", NAME, status=0).stdout)["hosts"]["ct200"]["result"]
+    assert history["entries"][-1]["command"] == f"deploy profile {NAME} --ignore-check ram"
+
+
+def test_a_deploy_with_nothing_to_do_asks_no_doctor(too_small: None, ddtoolkit: Deploy) -> None:
+    result, said = deploy(ddtoolkit)  # the fault is still there
+    assert result["result"]["plan"]["empty"]
+    assert "doctor" not in said
+
+
+def test_what_serves_is_left_alone_by_a_deploy_that_is_stopped(
+    host: Host, too_small: None, ddtoolkit: Deploy
+) -> None:
+    unit = ["systemctl", "show", "-p", "MainPID", "--value", f"ddtoolkit-{NAME}"]
+    before = host.root(unit).stdout
+    result, _ = deploy(ddtoolkit, "--set", "speculative.budget=7", status=1)
+    assert "ram: 512 MiB" in result["error"]
+    assert host.root(unit).stdout == before
+    assert int(before) > 0
