@@ -31,6 +31,7 @@ class Card:
     uncorrectable_ever: int = 0
     repair_pending: str = "No"
     repair_failed: str = "No"
+    recovery: str = "None"
     state: str = "P8"
     utilization: int = 0
     generation: int = 1
@@ -148,7 +149,7 @@ def files(site: Site) -> dict[str, str]:
 def smi(site: Site) -> str:
     cards = "".join(map(_card, site.cards))
     return f"""<?xml version="1.0" ?>
-<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">
+<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v13.dtd">
 <nvidia_smi_log>
 \t<timestamp>Mon Nov 30 12:00:00 2026</timestamp>
 \t<driver_version>{site.driver}</driver_version>
@@ -173,6 +174,7 @@ def _card(card: Card) -> str:
 \t\t<mig_mode><current_mig>{card.mig}</current_mig><pending_mig>{card.mig}</pending_mig></mig_mode>
 \t\t<uuid>{card.uuid}</uuid>
 \t\t<minor_number>{card.index}</minor_number>
+\t\t<gpu_recovery_action>{card.recovery}</gpu_recovery_action>
 \t\t<pci>
 \t\t\t<pci_bus_id>0000{card.address.upper()}</pci_bus_id>
 \t\t\t<pci_gpu_link_info>

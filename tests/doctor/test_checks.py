@@ -115,6 +115,9 @@ FAULTS = {
     "a row could not be replaced": Fault(
         pcie().with_card(1, repair_failed="Yes"), "ecc", "fail", "could not be replaced"
     ),
+    "a GPU that wants a reset": Fault(
+        pcie().with_card(1, recovery="Reset"), "ecc", "fail", "the driver asks for 'Reset' after a fault"
+    ),
     "ECC on some only": Fault(
         pcie().with_card(4, ecc="Disabled", pending_ecc="Disabled"), "ecc", "warn", "ECC is off on GPU 4"
     ),

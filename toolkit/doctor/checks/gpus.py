@@ -92,6 +92,9 @@ def _errors(gpu: Gpu) -> Iterator[Result]:
         yield warning(
             f"{name}: {gpu.uncorrectable_ever} uncorrectable memory errors in its life", "none", fix
         )
+    if gpu.recovery is not None:
+        fix = f"do what it asks for (nvidia-smi -r -i {gpu.index} resets it), and look for Xid lines in dmesg"
+        yield bad(f"{name}: the driver asks for {gpu.recovery!r} after a fault", "no recovery action", fix)
     if gpu.ecc is not None and gpu.ecc_pending is not None and gpu.ecc != gpu.ecc_pending:
         after = "on" if gpu.ecc_pending else "off"
         yield warning(

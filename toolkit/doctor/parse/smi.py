@@ -1,4 +1,4 @@
-"""`nvidia-smi -q -x`: the driver's own account of its GPUs (nvidia-smi(1), nvsmi_device_v12.dtd).
+"""`nvidia-smi -q -x`: the driver's own account of its GPUs (nvidia-smi(1), nvsmi_device_v13.dtd).
 
 What a driver does not have is absent or `N/A` and becomes None.
 """
@@ -78,6 +78,7 @@ class Gpu:
         uncorrectable_ever: in the GPU's life.
         repair_pending: a row or page waits for a reset to be replaced.
         repair_failed: a row could not be replaced.
+        recovery: what the driver asks for after a fault, `Reset`, `Reboot`, `Drain P2P`; None for nothing.
         performance_state: `P0` (fastest) to `P12`.
         utilization: percent of the last second in which a kernel ran.
         link: its PCIe link.
@@ -100,6 +101,7 @@ class Gpu:
     uncorrectable_ever: int | None
     repair_pending: bool
     repair_failed: bool
+    recovery: str | None
     performance_state: str | None
     utilization: int | None
     link: Link
@@ -151,8 +153,12 @@ def _gpu(index: int, item: ElementTree.Element) -> Gpu:
         uncorrectable=_uncorrectable(item, volatile),
         uncorrectable_ever=_uncorrectable(item, ever),
         repair_pending=_answer(item, f"{_REMAPPED}pending") is True
-        or _answer(item, "retired_pages/pending_retirement") is True,
-        repair_failed=_answer(item, f"{_REMAPPED}failure") is True,
+        or _answer(item, "retired_pages/pending_retirement") is True
+        or _answer(item, "ecc_errors/channel_repair_pending") is True
+        or _answer(item, "ecc_errors/tpc_repair_pending") is True,
+        repair_failed=_answer(item, f"{_REMAPPED}failure") is True
+        or _answer(item, "ecc_errors/unrepairable_memory") is True,
+        recovery=_recovery(item),
         performance_state=_text(item, "performance_state"),
         utilization=_number(item, "utilization/gpu_util"),
         link=_link(item),
@@ -160,6 +166,11 @@ def _gpu(index: int, item: ElementTree.Element) -> Gpu:
         fabric_status=_text(item, "fabric/status"),
         processes=tuple(_processes(item)),
     )
+
+
+def _recovery(item: ElementTree.Element) -> str | None:
+    text = _text(item, "gpu_recovery_action")
+    return None if text == "None" else text
 
 
 def _link(item: ElementTree.Element) -> Link:
