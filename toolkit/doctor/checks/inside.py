@@ -51,10 +51,9 @@ def limits(facts: Facts, profile: Profile) -> Iterator[Result]:
     if seen is None:
         yield skipped(why)
         return
-    del profile
     memlock, nofile = seen["memlock"], seen["nofile"]
     fine = True
-    if memlock is not None:
+    if memlock is not None and profile.hardware.device == "cuda":
         fine = False
         fix = "look at drop-ins of the unit and at the container, which may not grant it"
         found = warning if facts.container else bad
