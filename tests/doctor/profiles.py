@@ -1,4 +1,4 @@
-"""Profiles for recorded hosts: what the two machines would be asked, without their checkpoints."""
+"""The profiles of the two machines as they are shipped, but for what a test host cannot have."""
 
 from __future__ import annotations
 
@@ -7,50 +7,25 @@ from typing import Any
 
 import yaml
 
-from tests.doctor.recorded import NVLINK, PCIE
-from toolkit.profile.loading import profile_from_data
+from toolkit.profile.loading import load_profile, profile_from_data
 from toolkit.profile.schema import Profile
 
-_MODEL = {
-    "target": {"source": "/srv/models/target", "revision": "a"},
-    "drafter": {"source": "/srv/models/drafter", "revision": "b"},
-}
+PCIE, B300 = "rtx-pro-6000-pcie-8x", "b300-nvlink-8x"
 
 
-def pcie_data() -> dict[str, Any]:
-    """Eight RTX PRO 6000 over PCIe."""
-    return {
-        "schema": 1,
-        "name": "pcie-8x",
-        "hardware": {
-            "device": "cuda", "gpu": PCIE, "count": 8, "memory_gib": 95, "interconnect": "pcie",
-        },
-        "host": {"min_free_disk": "512MiB", "packages": ["ninja-build", "build-essential"]},
-        "engine": {"kind": "sglang", "version": "0.5.17", "dtype": "bfloat16"},
-        "model": _MODEL,
-        "parallelism": {"tp": 8},
-        "speculative": {"algorithm": "DDTREE", "budget": 32, "topk_cap": 8},
-        "service": {"manager": "systemd", "environment": {"NCCL_P2P_LEVEL": "SYS"}},
-    }  # fmt: skip
+def data(name: str, *sets: str) -> dict[str, Any]:
+    """JSON form of a profile, with `KEY=VALUE` changed."""
+    return dict(load_profile(name, sets=("host.min_free_disk=512MiB", *sets)).data)
 
 
-def b300_data() -> dict[str, Any]:
-    """Eight B300 over NVLink."""
-    data = pcie_data()
-    data["name"] = "b300-8x"
-    data["hardware"] |= {"gpu": NVLINK, "memory_gib": 268, "interconnect": "nvlink"}
-    data["service"]["environment"] = {}
-    return data
-
-
-def profile(data: dict[str, Any]) -> Profile:
-    """The profile of such data."""
-    return profile_from_data(data)
+def profile(name: str, *sets: str) -> Profile:
+    """The profile itself."""
+    return profile_from_data(data(name, *sets))
 
 
 def write(folder: Path, *every: dict[str, Any]) -> Path:
     """Write profiles into a folder that DDTOOLKIT_PROFILES can name; returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    for data in every:
-        (folder / f"{data['name']}.yaml").write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+    for item in every:
+        (folder / f"{item['name']}.yaml").write_text(yaml.safe_dump(item, sort_keys=False), encoding="utf-8")
     return folder

@@ -8,7 +8,7 @@ from tests.doctor.recorded import Site, addresses, files
 
 
 def raw(site: Site, **changes: Any) -> dict[str, Any]:
-    """The facts; `changes` replace some, those named `command_NAME` an answer of a program."""
+    """The facts; `changes` replace some: `command_NAME`, `file_PATH` and `inside_NAME` a single one."""
     text = files(site)
 
     def said(name: str) -> dict[str, Any]:
@@ -21,6 +21,7 @@ def raw(site: Site, **changes: Any) -> dict[str, Any]:
     commands |= {
         "time": answer("NTP=yes\nNTPSynchronized=yes\n"),
         "container": answer("none\n", 1),
+        "python": answer("Python 3.12.3\n"),
         "upgrades": answer('APT::Periodic::Unattended-Upgrade "1";\n'),
     }
     inside = {
@@ -62,6 +63,8 @@ def raw(site: Site, **changes: Any) -> dict[str, Any]:
     for name, value in changes.items():
         if name.startswith("command_"):
             commands[name.removeprefix("command_")] = value
+        elif name.startswith("file_"):
+            found["files"][name.removeprefix("file_")] = value
         elif name.startswith("inside_"):
             inside[name.removeprefix("inside_")] = value
         else:

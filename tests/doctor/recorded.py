@@ -38,6 +38,7 @@ class Card:
     max_generation: int = 5
     device_generation: int = 5
     width: int = 16
+    max_width: int = 16
     fabric: tuple[str, str] = ("N/A", "N/A")
     processes: tuple[tuple[int, str, str, int], ...] = ()  # pid, type, name, MiB
 
@@ -186,7 +187,7 @@ def _card(card: Card) -> str:
 \t\t\t\t\t<max_host_link_gen>{card.max_generation}</max_host_link_gen>
 \t\t\t\t</pcie_gen>
 \t\t\t\t<link_widths>
-\t\t\t\t\t<max_link_width>16x</max_link_width>
+\t\t\t\t\t<max_link_width>{card.max_width}x</max_link_width>
 \t\t\t\t\t<current_link_width>{card.width}x</current_link_width>
 \t\t\t\t</link_widths>
 \t\t\t</pci_gpu_link_info>

@@ -15,8 +15,9 @@ from toolkit.doctor.finding import Finding
 from toolkit.doctor.report import judge
 from toolkit.profile.schema import Profile
 
-PCIE, B300 = profiles.profile(profiles.pcie_data()), profiles.profile(profiles.b300_data())
+PCIE, B300 = profiles.profile(profiles.PCIE), profiles.profile(profiles.B300)
 MISMATCH = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580.105\n"
+WORKSTATION = "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"
 NO_DRIVER = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n"
 PACKAGE = "nvidia-driver-580-server-open"
 STRANGER = (4242, "C", "/usr/bin/python3", 81234)
@@ -101,6 +102,39 @@ FAULTS = {
         "gpu-model",
         "fail",
         "NVIDIA RTX 6000 Ada Generation",
+    ),
+    "the same chip in another form": Fault(
+        pcie().with_cards(name=WORKSTATION), "gpu-model", "warn", WORKSTATION
+    ),
+    "an old driver": Fault(
+        replace(pcie(), driver="570.86.15", library="570.86.15"), "cuda", "fail", "driver 570.86.15"
+    ),
+    "a driver for an older CUDA": Fault(
+        pcie(),
+        "cuda",
+        "fail",
+        "driver 580.95.05 runs CUDA up to 13.0",
+        profile=profiles.profile(profiles.PCIE, "hardware.cuda=13.1", "hardware.min_driver=580.65.06"),
+    ),
+    "links fewer than the model has": Fault(
+        b300(),
+        "nvlink",
+        "fail",
+        "GPU 0: 12 links",
+        profile=B300,
+        facts={"command_nvlink": answer(recorded.nvlink(replace(b300(), nvlink=12)))},
+    ),
+    "a narrow slot": Fault(
+        pcie().with_card(4, width=8, max_width=8),
+        "pcie-link",
+        "warn",
+        "GPU 4 (0000:96:00.0): the slot gives x8",
+    ),
+    "another distribution": Fault(
+        pcie(), "os", "warn", "debian-12", facts={"file_/etc/os-release": "ID=debian\nVERSION_ID=12\n"}
+    ),
+    "another Python": Fault(
+        pcie(), "python", "fail", "Python 3.11.2", facts={"command_python": answer("Python 3.11.2\n")}
     ),
     "less memory": Fault(pcie().with_card(6, total_mib=49140), "gpu-memory", "fail", "GPU 6: 48.0 GiB"),
     "uncorrectable errors": Fault(
@@ -187,10 +221,7 @@ FAULTS = {
         "topology",
         "warn",
         "NCCL_P2P_LEVEL is PHB",
-        profile=profiles.profile(
-            profiles.pcie_data()
-            | {"service": {"manager": "systemd", "environment": {"NCCL_P2P_LEVEL": "PHB"}}}
-        ),
+        profile=profiles.profile(profiles.PCIE, "service.environment.NCCL_P2P_LEVEL=PHB"),
     ),
     "no peer-to-peer": Fault(replace(pcie(), refused={(0, 5): "CNS"}), "p2p", "fail", "GPU 0 and 5: CNS"),
     "a link is down": Fault(
@@ -295,7 +326,7 @@ FAULTS = {
         "compilers",
         "fail",
         "no ninja",
-        profile=profiles.profile(profiles.pcie_data() | {"host": {}}),
+        profile=profiles.profile(profiles.PCIE, "host.packages=[]"),
         facts={"inside_programs": {"ninja": None, "cc": "c", "nvcc": "n"}},
     ),
     "no compiler, and nothing brings it": Fault(
@@ -303,7 +334,7 @@ FAULTS = {
         "compilers",
         "fail",
         "no C compiler",
-        profile=profiles.profile(profiles.pcie_data() | {"host": {}}),
+        profile=profiles.profile(profiles.PCIE, "host.packages=[]"),
         facts={"inside_programs": {"ninja": "n", "cc": None, "nvcc": "n"}},
     ),
     "a full disk": Fault(
@@ -359,8 +390,7 @@ def test_a_fault_is_found_by_its_own_check_alone(name: str) -> None:
 
 
 def test_every_check_has_a_fault_that_it_finds() -> None:
-    never = {"cuda"}  # seen by test_hardware.py, where the profile says what it needs
-    assert {fault.check for fault in FAULTS.values()} | never == {check.name for check in CHECKS}
+    assert {fault.check for fault in FAULTS.values()} == {check.name for check in CHECKS}
 
 
 def test_the_service_itself_is_no_stranger() -> None:
@@ -370,12 +400,12 @@ def test_the_service_itself_is_no_stranger() -> None:
 
 
 def test_a_process_on_a_gpu_that_is_not_used_is_nobodys_business() -> None:
-    data = profiles.pcie_data()
-    data["hardware"]["count"] = data["parallelism"]["tp"] = 2
     site = pcie().with_card(5, processes=(STRANGER,), mig="Enabled")
-    assert looked(site, profiles.profile(data)) == []
-    data["service"]["environment"]["CUDA_VISIBLE_DEVICES"] = "4,5"
-    assert {item.check for item in looked(site, profiles.profile(data))} == {"mig", "gpu-processes"}
+    two = ("hardware.count=2", "parallelism.tp=2", "model.target.shape=null")
+    assert looked(site, profiles.profile(profiles.PCIE, *two)) == []
+    visible = (*two, "service.environment.CUDA_VISIBLE_DEVICES=4,5")
+    found = looked(site, profiles.profile(profiles.PCIE, *visible))
+    assert {item.check for item in found} == {"mig", "gpu-processes"}
 
 
 def test_an_idle_link_at_its_first_generation_is_no_fault() -> None:
@@ -390,9 +420,8 @@ def test_a_container_is_warned_of_what_it_cannot_grant() -> None:
 
 
 def test_peer_to_peer_that_the_profile_turns_off_is_not_asked_for() -> None:
-    data = profiles.pcie_data()
-    data["service"]["environment"]["NCCL_P2P_DISABLE"] = "1"
-    report = judge(raw(replace(pcie(), refused={(0, 1): "CNS"})), profiles.profile(data))
+    profile = profiles.profile(profiles.PCIE, "service.environment.NCCL_P2P_DISABLE=1")
+    report = judge(raw(replace(pcie(), refused={(0, 1): "CNS"})), profile)
     (p2p,) = [item for item in report.findings if item.check == "p2p"]
     assert p2p.level == "skip"
     assert "NCCL_P2P_DISABLE" in p2p.seen
@@ -416,16 +445,14 @@ def test_an_ignored_failure_does_not_count_and_is_told() -> None:
 
 
 def test_a_pinned_driver_of_another_branch_asks_for_a_reboot() -> None:
-    data = profiles.pcie_data()
-    data["host"]["packages"] = [f"{PACKAGE}=590.44.01-1"]
-    (found,) = looked(replace(pcie(), packages=((PACKAGE, "hold", "580.95.05-1"),)), profiles.profile(data))
+    profile = profiles.profile(profiles.PCIE, f"host.packages=[{PACKAGE}=590.44.01-1]")
+    (found,) = looked(replace(pcie(), packages=((PACKAGE, "hold", "580.95.05-1"),)), profile)
     assert (found.check, found.level) == ("driver-packages", "warn")
     assert found.seen == f"{PACKAGE} goes from branch 580 to 590"
     assert "reboot" in found.fix
 
 
 def test_a_profile_without_gpus_is_asked_nothing_about_them() -> None:
-    data = {"schema": 1, "name": "cpu", "service": {"manager": "process"}}
-    report = judge(raw(pcie()), profiles.profile(data))
+    report = judge(raw(pcie()), profiles.profile("local-cpu"))
     assert {item.check for item in report.of("pass")} == {"disk", "ram", "port", "time"}
     assert all(item.seen for item in report.of("skip"))

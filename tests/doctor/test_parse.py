@@ -47,7 +47,8 @@ def test_an_h200_as_its_driver_tells_it() -> None:
 def test_faults_as_the_driver_tells_them() -> None:
     site = recorded.b300().with_card(
         1, uncorrectable=3, uncorrectable_ever=5, repair_pending="Yes", mig="Enabled", ecc="Disabled",
-        fabric=("In Progress", "N/A"), processes=((7, "C", "/opt/x y", 512), (8, "G", "/usr/lib/xorg/Xorg", 4)),
+        fabric=("In Progress", "N/A"),
+        processes=((7, "C", "/opt/x y", 512), (8, "G", "/usr/lib/xorg/Xorg", 4)),
         persistence="Disabled", recovery="Reset",
     )  # fmt: skip
     smi = parse_smi(recorded.smi(site))

@@ -67,6 +67,8 @@ CHECKS = (
     Check("limits", inside.limits, ("systemd",)),
     Check("cache", inside.cache, ("systemd",)),
     Check("compilers", inside.compilers, ("gpu", "systemd", "sglang")),
+    Check("os", machine.system),
+    Check("python", machine.python),
     Check("disk", machine.disk),
     Check("ram", machine.ram),
     Check("shared-memory", machine.shared_memory, ("gpu", "gpus")),

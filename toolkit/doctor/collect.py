@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import queue
 import re
 import shutil
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +20,7 @@ from typing import Any
 
 from toolkit.doctor import sandbox
 from toolkit.doctor.programs import ask
+from toolkit.layout import PYTHON
 from toolkit.service import cgroups, ports
 from toolkit.service.leftovers import find_leftovers
 from toolkit.service.processes import read_stat
@@ -50,7 +53,7 @@ def collect(request: Mapping[str, Any]) -> dict[str, Any]:
     if request.get("sandbox") is not None:
         work["sandbox"] = lambda: sandbox.look(request["sandbox"])
     if request.get("weights"):
-        work["weights"] = lambda: _weights(request["weights"])
+        work["weights"] = lambda: _within(lambda: _weights(request["weights"]), _QUICK)
     with ThreadPoolExecutor(_WORKERS) as pool:
         going = {name: pool.submit(call) for name, call in work.items()}
         own = _own(request)
@@ -82,6 +85,7 @@ def _commands(request: Mapping[str, Any]) -> dict[str, list[str]]:
     found = {
         "time": ["timedatectl", "show", "--property=NTP", "--property=NTPSynchronized"],
         "container": ["systemd-detect-virt", "--container"],
+        "python": [PYTHON, "--version"],
     }
     if not request["gpus"]:
         return found
@@ -199,4 +203,15 @@ def _weights(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         answer = work.plan({"requests": requests}, lambda _: None)
     except ToolkitError as error:
         return {"problem": error.message, "lacking": [], "short": None}
-    return {"problem": "", "lacking": answer["lacking"], "short": answer["short"]}
+    unknown = next((item["problem"] for item in answer["lacking"] if item["problem"]), "")
+    return {"problem": unknown, "lacking": answer["lacking"], "short": answer["short"]}
+
+
+def _within(call: Callable[[], dict[str, Any]], limit: float) -> dict[str, Any]:
+    """What a call gives; one that takes longer is left to itself."""
+    answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    threading.Thread(target=lambda: answers.put(call()), daemon=True).start()
+    try:
+        return answers.get(timeout=limit)
+    except queue.Empty:
+        return {"problem": f"the sources did not answer within {limit:g} s", "lacking": [], "short": None}

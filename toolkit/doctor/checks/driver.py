@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from toolkit.doctor.facts import Facts
 from toolkit.doctor.finding import Result, bad, good, skipped, warning
 from toolkit.doctor.parse import host
+from toolkit.hardware.catalogue import oldest_driver
 from toolkit.profile.schema import Profile
 
 _SHOWN = 4
@@ -50,13 +51,23 @@ def _versions(driver: str | None, module: str | None, libraries: list[str]) -> I
 
 
 def cuda(facts: Facts, profile: Profile) -> Iterator[Result]:
-    """The driver runs the CUDA version that the engine is built for."""
-    del profile
-    seen = facts.smi.cuda if facts.smi is not None else None
-    if seen is None:
-        yield skipped("the driver tells no CUDA version")
+    """The driver is new enough for the CUDA version that the engine is built for."""
+    hardware = profile.hardware
+    version = None if facts.smi is None else facts.smi.driver
+    newest = None if facts.smi is None else facts.smi.cuda
+    floor = hardware.min_driver or oldest_driver(hardware.cuda or "")
+    if version is not None and floor is not None and host.numbers(version) < host.numbers(floor):
+        fix = f"install driver {floor} or newer, together with its fabric manager, and reboot"
+        yield bad(f"driver {version}", f"driver {floor} at least", fix)
+    elif (
+        newest is not None
+        and hardware.cuda is not None
+        and host.numbers(newest) < host.numbers(hardware.cuda)
+    ):
+        fix = f"install a driver that runs CUDA {hardware.cuda}, and reboot"
+        yield bad(f"driver {version} runs CUDA up to {newest}", f"CUDA {hardware.cuda}", fix)
     else:
-        yield good(f"CUDA {seen}")
+        yield good(f"driver {version} runs CUDA up to {newest}")
 
 
 def nouveau(facts: Facts, _: Profile) -> Iterator[Result]:

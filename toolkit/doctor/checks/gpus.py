@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from toolkit.doctor.facts import Facts
 from toolkit.doctor.finding import Result, bad, good, warning
 from toolkit.doctor.parse.smi import Gpu
+from toolkit.hardware.catalogue import find_gpu
 from toolkit.profile.schema import Profile
 
 _MIB_IN_GIB = 1024
@@ -34,25 +35,29 @@ def model(facts: Facts, profile: Profile) -> Iterator[Result]:
     """They are the model that the profile names, all of them."""
     names = sorted({gpu.name for gpu in facts.used(profile)})
     wanted = profile.hardware.gpu
-    if wanted is None:
-        yield good(", ".join(names))
-    elif names == [wanted]:
-        yield good(wanted)
+    known = None if wanted is None else find_gpu(wanted)
+    seen = ", ".join(names) or "no GPU"
+    if wanted is None or names == [wanted]:
+        yield good(seen)
+    elif known is not None and set(names) <= set(known.names):
+        fix = f"the same chip in another form; set hardware.gpu to {names[0]!r}"
+        yield warning(seen, wanted, fix)
     else:
         fix = "deploy the profile for this GPU, or set hardware.gpu to what `nvidia-smi -L` prints"
-        yield bad(", ".join(names) or "no GPU", wanted, fix)
+        yield bad(seen, wanted, fix)
 
 
 def memory(facts: Facts, profile: Profile) -> Iterator[Result]:
     """Each has the memory that the profile counts with."""
     gpus = facts.used(profile)
     sizes = sorted({gpu.memory_mib for gpu in gpus if gpu.memory_mib is not None})
-    wanted = profile.hardware.memory_gib
+    known = find_gpu(profile.hardware.gpu or "")
+    wanted = profile.hardware.memory_gib or (None if known is None else known.memory_gib)
     seen = " and ".join(f"{size / _MIB_IN_GIB:.1f} GiB" for size in sizes) or "unknown"
     small = [gpu for gpu in gpus if wanted and (gpu.memory_mib or 0) < wanted * _MIB_IN_GIB * _MEMORY_SLACK]
     if wanted and small:
         fix = "the weights and K/V that the profile counts with do not fit: take a profile for this memory"
-        yield bad(f"{_which(small)}: {seen}", f"{wanted:g} GiB each", fix)
+        yield bad(f"{_which(small)}: {seen}", f"{wanted:.1f} GiB each", fix)
     else:
         yield good(f"{seen} each")
 

@@ -112,7 +112,8 @@ def compilers(facts: Facts, profile: Profile) -> Iterator[Result]:
         results.append(warning(f"no nvcc on the unit's PATH ({seen['path']})", expected, fix))
     yield from results
     if not results:
-        yield good(f"ninja, cc, {nvcc}")
+        come = [name for name in ("ninja", "cc") if not programs.get(name)]
+        yield good(f"ninja, cc, {nvcc}" + (f" ({' and '.join(come)} with host.packages)" if come else ""))
 
 
 def _seen(facts: Facts) -> tuple[dict[str, Any] | None, str]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from toolkit.doctor.facts import Facts
 from toolkit.doctor.finding import Result, bad, good, skipped, warning
 from toolkit.doctor.parse import host, topology
+from toolkit.hardware.catalogue import find_gpu
 from toolkit.profile.schema import Profile
 
 _SHOWN = 4
@@ -80,9 +81,10 @@ def nvlink(facts: Facts, profile: Profile) -> Iterator[Result]:
     used = [gpu.index for gpu in facts.used(profile)]
     # Some models have more places for links than links: what counts is that all have the same.
     active = {gpu: sum(speed is not None for speed in links.get(gpu, ())) for gpu in used}
-    most = max(active.values(), default=0)
+    known = find_gpu(profile.hardware.gpu or "")
+    most = max([0 if known is None else known.nvlinks, *active.values()])
     fewer = {gpu: number for gpu, number in active.items() if number < most}
-    if most == 0:
+    if not any(active.values()):
         fix = "start nvidia-fabricmanager; look for NVLink lines in dmesg"
         yield bad("no active NVLink", "links on every GPU", fix)
     elif fewer:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from toolkit.doctor.facts import Facts
 from toolkit.doctor.finding import Result, bad, good, skipped, warning
 from toolkit.doctor.parse import host
+from toolkit.layout import PYTHON
 from toolkit.profile.schema import Profile
 
 _GIB = 1 << 30
@@ -98,6 +99,34 @@ def time(facts: Facts, profile: Profile) -> Iterator[Result]:
         yield warning(
             seen, "synchronised: histories and logs of hosts are compared", "timedatectl set-ntp true"
         )
+
+
+def system(facts: Facts, profile: Profile) -> Iterator[Result]:
+    """The distribution that the profile was written for."""
+    wanted, seen = profile.host.os, host.release(facts.file("/etc/os-release"))
+    if wanted is None or seen is None:
+        yield skipped(
+            "the profile names no distribution" if wanted is None else "/etc/os-release tells nothing"
+        )
+    elif seen != wanted:
+        fix = "install that distribution, or set host.os to this one; its packages may have other names"
+        yield warning(seen, wanted, fix)
+    else:
+        yield good(seen)
+
+
+def python(facts: Facts, profile: Profile) -> Iterator[Result]:
+    """The interpreter that the engine's environment is made with."""
+    wanted, seen = profile.host.python_version, facts.command("python")["out"].removeprefix("Python ").strip()
+    if wanted is None or not profile.installs_libraries:
+        yield skipped("the profile names an interpreter, or any version")
+    elif not seen:
+        yield bad(f"there is no {PYTHON}", f"Python {wanted}", "install the distribution's python3")
+    elif host.numbers(seen)[:2] != host.numbers(wanted)[:2]:
+        fix = f"the locked libraries are for Python {wanted}: take the distribution that has it (host.os)"
+        yield bad(f"Python {seen}", f"Python {wanted}", fix)
+    else:
+        yield good(f"Python {seen}")
 
 
 def _size(number: int) -> str:

@@ -12,6 +12,8 @@ from toolkit.doctor.facts import Facts
 from toolkit.doctor.finding import Result, bad, good, skipped, warning
 from toolkit.doctor.parse.pci import bridges_above
 from toolkit.doctor.parse.smi import Gpu
+from toolkit.hardware.catalogue import Gpu as KnownGpu
+from toolkit.hardware.catalogue import find_gpu
 from toolkit.profile.schema import Profile
 
 _BUSY = 10  # percent; below it the link may rest
@@ -22,8 +24,9 @@ _TRANSLATED = ("DMA", "DMA-FQ")
 def link(facts: Facts, profile: Profile) -> Iterator[Result]:
     """Every link has all its lanes, and its full speed where it is in use."""
     gpus, fine = facts.used(profile), True
+    known = find_gpu(profile.hardware.gpu or "")
     for gpu in gpus:
-        for result in (*_width(gpu), *_speed(gpu)):
+        for result in (*_width(gpu), *_slot(gpu, known), *_speed(gpu)):
             fine = False
             yield result
     yield from _bridges(facts, gpus)
@@ -42,12 +45,21 @@ def _width(gpu: Gpu) -> Iterator[Result]:
         yield bad(f"{_name(gpu)}: x{link.width}", f"x{link.max_width}", fix)
 
 
-def _speed(gpu: Gpu) -> Iterator[Result]:
+def _slot(gpu: Gpu, known: KnownGpu | None) -> Iterator[Result]:
+    """What the slot lets the GPU have, against what the GPU can do."""
     link = gpu.link
     device, most = link.device_generation, link.max_generation
     if device is not None and most is not None and most < device:
         fix = "set the slot to its full generation in the BIOS; a riser may not carry it"
         yield warning(f"{_name(gpu)}: the slot gives generation {most}", f"generation {device}", fix)
+    if known is not None and link.max_width is not None and link.max_width < known.pcie_width:
+        fix = "move it to a slot with all lanes, or look at the slot's bifurcation in the BIOS"
+        yield warning(f"{_name(gpu)}: the slot gives x{link.max_width}", f"x{known.pcie_width}", fix)
+
+
+def _speed(gpu: Gpu) -> Iterator[Result]:
+    link = gpu.link
+    most = link.max_generation
     # An idle link falls to generation 1 by itself: speed is judged under load alone.
     if _slow(gpu) and (gpu.utilization or 0) >= _BUSY and gpu.performance_state not in _RESTING:
         fix = "look for AER errors in dmesg; turn off ASPM (pcie_aspm=off); reseat the card"
