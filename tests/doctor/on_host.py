@@ -53,6 +53,7 @@ for file in cmdline meminfo; do
 done
 mountpoint -q /proc/driver || mount -t tmpfs recorded /proc/driver
 mkdir -p /proc/driver/nvidia
+cp {FOLDER}/os-release /etc/os-release
 cp {FOLDER}/version /proc/driver/nvidia/version
 mount -o remount,rw /sys
 mkdir -p /sys/module

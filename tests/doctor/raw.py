@@ -40,7 +40,7 @@ def raw(site: Site, **changes: Any) -> dict[str, Any]:
             "/proc/meminfo": text["meminfo"],
             "/proc/cmdline": text["cmdline"],
             "/proc/driver/nvidia/version": text["version"],
-            "/etc/os-release": 'ID=ubuntu\nVERSION_ID="24.04"\n',
+            "/etc/os-release": text["os-release"],
         },
         "disks": [{"path": "/opt/ddtoolkit/services", "free": 1 << 40, "device": 1}],
         "shared_memory": 1 << 39,

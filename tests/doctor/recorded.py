@@ -136,6 +136,7 @@ def files(site: Site) -> dict[str, str]:
         "version": f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {site.driver}  Release Build  "
         "(dvs-builder@U22)\nGCC version:  gcc version 13.3.0 (Ubuntu 13.3.0-6ubuntu2~24.04)\n",
         "meminfo": f"MemTotal:       {site.memory_gib << 20} kB\nHugePages_Total:       0\n",
+        "os-release": 'PRETTY_NAME="Ubuntu 24.04.3 LTS"\nID=ubuntu\nVERSION_ID="24.04"\n',
         "cmdline": site.cmdline + "\n",
         "fabric_unit": "LoadState={}\nActiveState={}\nSubState=-\nResult={}\n".format(*site.fabric_unit),
         "fabric_manager": f"Fabric Manager version is : {site.fabric_manager}\n"
