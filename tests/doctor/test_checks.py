@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -391,6 +393,12 @@ def test_a_fault_is_found_by_its_own_check_alone(name: str) -> None:
 
 def test_every_check_has_a_fault_that_it_finds() -> None:
     assert {fault.check for fault in FAULTS.values()} == {check.name for check in CHECKS}
+
+
+def test_every_check_is_described() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")
+    table = page.partition("## The checks")[2]
+    assert re.findall(r"^\| `([a-z0-9-]+)` \|", table, re.MULTILINE) == [check.name for check in CHECKS]
 
 
 def test_the_service_itself_is_no_stranger() -> None:

@@ -66,7 +66,8 @@ def limits(facts: Facts, profile: Profile) -> Iterator[Result]:
             "raise fs.nr_open and DefaultLimitNOFILE",
         )
     if fine:
-        yield good(f"MEMLOCK infinity, NOFILE {'infinity' if nofile is None else nofile}")
+        locked = "infinity" if memlock is None else f"{memlock >> 10} KiB"
+        yield good(f"MEMLOCK {locked}, NOFILE {'infinity' if nofile is None else nofile}")
 
 
 def cache(facts: Facts, profile: Profile) -> Iterator[Result]:
