@@ -438,8 +438,14 @@ def test_peer_to_peer_that_the_profile_turns_off_is_not_asked_for() -> None:
 def test_nothing_is_said_of_gpus_that_nobody_could_ask() -> None:
     report = judge(raw(replace(pcie(), broken=(18, MISMATCH))), PCIE)
     silent = {item.check for item in report.of("skip") if item.seen == "the driver does not answer"}
-    assert silent == {check.name for check in CHECKS if check.asks_driver and not check.unconcerned(PCIE)}
+    assert silent == {check.name for check in CHECKS if check.about != "host" and not check.unconcerned(PCIE)}
     assert [item.check for item in report.of("fail")] == ["driver"]
+
+
+def test_a_host_without_gpus_lacks_them_and_nothing_else_of_them() -> None:
+    report = judge(raw(replace(pcie(), cards=())), PCIE)
+    assert [(item.check, item.seen[:6]) for item in report.of("warn", "fail")] == [("gpu-count", "0 GPUs")]
+    assert all(item.seen for item in report.findings)
 
 
 def test_an_ignored_failure_does_not_count_and_is_told() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from toolkit.doctor.checks import driver, gpus, inside, joined, machine, pcie
 from toolkit.doctor.facts import Facts
@@ -21,13 +22,13 @@ class Check:
         name: for `--ignore-check`.
         run: what it finds; a pure function.
         needs: what makes it concern a profile: `gpu`, `gpus` (several), `nvlink`, `systemd`, `sglang`.
-        asks_driver: whether it has nothing to say where the driver does not answer.
+        about: what it has nothing to say without: an answer of the `driver`, or any of the `gpus` used.
     """
 
     name: str
     run: Callable[[Facts, Profile], Iterator[Result]]
     needs: tuple[str, ...] = ()
-    asks_driver: bool = False
+    about: Literal["host", "driver", "gpus"] = "host"
 
     def unconcerned(self, profile: Profile) -> str | None:
         """Why it does not concern a profile; None where it does."""
@@ -45,23 +46,23 @@ class Check:
 CHECKS = (
     Check("driver", driver.driver, ("gpu",)),
     Check("nouveau", driver.nouveau, ("gpu",)),
-    Check("cuda", driver.cuda, ("gpu",), asks_driver=True),
+    Check("cuda", driver.cuda, ("gpu",), about="driver"),
     Check("driver-packages", driver.packages, ("gpu",)),
-    Check("gpu-count", gpus.count, ("gpu",), asks_driver=True),
-    Check("gpu-model", gpus.model, ("gpu",), asks_driver=True),
-    Check("gpu-memory", gpus.memory, ("gpu",), asks_driver=True),
-    Check("ecc", gpus.ecc, ("gpu",), asks_driver=True),
-    Check("mig", gpus.mig, ("gpu",), asks_driver=True),
-    Check("persistence", gpus.persistence, ("gpu",), asks_driver=True),
-    Check("gpu-processes", gpus.processes, ("gpu",), asks_driver=True),
-    Check("pcie-link", pcie.link, ("gpu",), asks_driver=True),
-    Check("acs", pcie.acs, ("gpu", "gpus"), asks_driver=True),
-    Check("iommu", pcie.iommu, ("gpu", "gpus"), asks_driver=True),
-    Check("topology", joined.topology_of, ("gpu", "gpus"), asks_driver=True),
-    Check("p2p", joined.p2p, ("gpu", "gpus"), asks_driver=True),
-    Check("numa", joined.numa, ("gpu", "gpus"), asks_driver=True),
-    Check("nvlink", joined.nvlink, ("gpu", "nvlink"), asks_driver=True),
-    Check("fabric", joined.fabric, ("gpu", "nvlink"), asks_driver=True),
+    Check("gpu-count", gpus.count, ("gpu",), about="driver"),
+    Check("gpu-model", gpus.model, ("gpu",), about="gpus"),
+    Check("gpu-memory", gpus.memory, ("gpu",), about="gpus"),
+    Check("ecc", gpus.ecc, ("gpu",), about="gpus"),
+    Check("mig", gpus.mig, ("gpu",), about="gpus"),
+    Check("persistence", gpus.persistence, ("gpu",), about="gpus"),
+    Check("gpu-processes", gpus.processes, ("gpu",), about="gpus"),
+    Check("pcie-link", pcie.link, ("gpu",), about="gpus"),
+    Check("acs", pcie.acs, ("gpu", "gpus"), about="gpus"),
+    Check("iommu", pcie.iommu, ("gpu", "gpus"), about="gpus"),
+    Check("topology", joined.topology_of, ("gpu", "gpus"), about="gpus"),
+    Check("p2p", joined.p2p, ("gpu", "gpus"), about="gpus"),
+    Check("numa", joined.numa, ("gpu", "gpus"), about="gpus"),
+    Check("nvlink", joined.nvlink, ("gpu", "nvlink"), about="gpus"),
+    Check("fabric", joined.fabric, ("gpu", "nvlink"), about="gpus"),
     Check("fabric-manager", joined.fabric_manager, ("gpu", "nvlink")),
     Check("sandbox", inside.visible, ("systemd",)),
     Check("limits", inside.limits, ("systemd",)),
@@ -75,6 +76,15 @@ CHECKS = (
     Check("port", machine.port),
     Check("time", machine.time),
 )
+
+
+def silent(check: Check, facts: Facts, profile: Profile) -> str | None:
+    """Why a check has nothing to say on a host; None where it has."""
+    if check.about != "host" and facts.smi is None:
+        return "the driver does not answer"
+    if check.about == "gpus" and not facts.used(profile):
+        return "no GPU is seen"
+    return None
 
 
 def require_known(names: Sequence[str]) -> None:

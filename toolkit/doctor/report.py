@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from toolkit.doctor.catalogue import CHECKS
+from toolkit.doctor.catalogue import CHECKS, silent
 from toolkit.doctor.facts import Facts
 from toolkit.doctor.finding import Finding, Level
 from toolkit.profile.schema import Profile
@@ -62,9 +62,7 @@ def judge(raw: Mapping[str, Any], profile: Profile, *, ignored: Collection[str] 
     facts = Facts(raw)
     found: list[Finding] = []
     for check in CHECKS:
-        why = check.unconcerned(profile)
-        if why is None and check.asks_driver and facts.smi is None:
-            why = "the driver does not answer"
+        why = check.unconcerned(profile) or silent(check, facts, profile)
         if why is not None:
             found.append(Finding(check.name, "skip", why))
             continue
