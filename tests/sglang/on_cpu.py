@@ -102,6 +102,21 @@ def use_twins() -> None:
     draft.topk_logprobs = lambda logits, k: tuple(x.contiguous() for x in topk_logprobs(logits, k))
 
 
+def use_plain_grammar_masks() -> None:
+    """SGLang's grammar masks lie in pinned memory and are applied by a CUDA kernel."""
+    import xgrammar
+    from sglang.srt.constrained import xgrammar_backend
+
+    def apply(*_grammar, logits, vocab_mask):
+        xgrammar.apply_token_bitmask_inplace(logits, vocab_mask)
+
+    xgrammar_backend._allocate_token_bitmask = lambda vocabulary, rows: xgrammar.allocate_token_bitmask(
+        rows, vocabulary
+    )
+    for owner in (xgrammar_backend.XGrammarGrammar, xgrammar_backend.XGrammarGrammarBackend):
+        owner.apply_vocab_mask = apply
+
+
 def leave_moves_out_while(flag: Path) -> None:
     """The negative control: while the file exists, accepted K/V rows stay where they were verified."""
     from toolkit.ddtree.sglang.kernels import RowMover
@@ -111,6 +126,7 @@ def leave_moves_out_while(flag: Path) -> None:
 
 
 use_twins()
+use_plain_grammar_masks()
 if "TEST_LEAVE_MOVES_OUT" in os.environ:
     leave_moves_out_while(Path(os.environ["TEST_LEAVE_MOVES_OUT"]))
 

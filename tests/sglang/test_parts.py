@@ -15,7 +15,9 @@ from toolkit.ddtree.sglang.kernels import RowMover, place_rows, walk_trees
 from toolkit.ddtree.sglang.options import ENVIRONMENT, OptionError, TreeOptions, add_flags, options_of
 from toolkit.ddtree.sglang.requests import limits_of, problem_of
 from toolkit.ddtree.sglang.sampling import target_tokens
+from toolkit.ddtree.transition import TransitionTable
 from toolkit.ddtree.tree import BatchLimits, ancestor_mask, positions, topk_logprobs
+from toolkit.ddtree.tree import build_trees as plain_trees
 from toolkit.ddtree.types import Expansion, TreeLimits
 from toolkit.ddtree.walk import walk
 
@@ -131,12 +133,39 @@ def test_a_graph_reads_the_limits_of_each_batch(monkeypatch):
     for limits in (LIMITS[:2], LIMITS[1:], LIMITS[:1]):
         drafter.prepare(limits)
         drafter(hidden, ids)  # the capture, which reads the static limits as a replay would
-        trees, links = drafter.replayed(2, len(limits))
+        replayed = drafter.replayed(2, len(limits))
         rows = len(limits) * (SLOTS + 1)
-        expected, expected_links = drafter.grow(hidden[:rows], roots[: len(limits)], limits)
-        assert torch.equal(trees.tokens, expected.tokens)
-        assert torch.equal(trees.parents, expected.parents)
-        assert torch.equal(links.ancestors, expected_links.ancestors)
+        expected = drafter.grow(hidden[:rows], roots[: len(limits)], limits)
+        assert torch.equal(replayed.trees.tokens, expected.trees.tokens)
+        assert torch.equal(replayed.trees.parents, expected.trees.parents)
+        assert torch.equal(replayed.links.ancestors, expected.links.ancestors)
+        assert torch.equal(replayed.tokens, expected.tokens)
+        assert torch.equal(replayed.logprobs, expected.logprobs)
+
+
+@pytest.mark.parametrize("expansion", [Expansion.TRANSITION, Expansion.BEST_FIRST])
+def test_a_transition_table_serves_the_requests_that_ask_for_it(monkeypatch, expansion):
+    """Against the plain builder, which goes by the same table; without it the trees are others."""
+    monkeypatch.setattr(
+        draft, "topk_logprobs", lambda x, k: tuple(part.contiguous() for part in topk_logprobs(x, k))
+    )
+    torch.manual_seed(4)
+    left, right = torch.randn(2, VOCABULARY, 6).mul(2).unbind()
+    table = TransitionTable(left, right, torch.linspace(0.2, 1.0, SLOTS))
+    candidates = DraftCandidates(torch.randn(VOCABULARY, 8), VOCABULARY, 0, SLOTS + 1, RANKS, None)
+    own = TreeLimits(BUDGET, RANKS, Expansion.TRANSITION)
+    limits = (TreeLimits(BUDGET, RANKS, expansion), TreeLimits(7, 2, expansion))
+    hidden, roots = torch.randn(2 * (SLOTS + 1), 8), torch.tensor([3, 5])
+    drafter = TreeDrafter(candidates, SLOTS + 1, own, 2, "cpu", table)
+    grown = drafter.grow(hidden, roots, limits)
+    batch = BatchLimits.of(limits)
+    children = table.rank_children(grown.logprobs, grown.tokens, roots, batch.topk_cap)
+    expected = plain_trees(grown.logprobs, grown.tokens, roots, batch, BUDGET, children)
+    assert torch.equal(grown.trees.tokens, expected.tokens)
+    assert torch.equal(grown.trees.parents, expected.parents)
+    without = TreeDrafter(candidates, SLOTS + 1, own, 2, "cpu").grow(hidden, roots, limits)
+    same = torch.equal(without.trees.tokens, grown.trees.tokens)
+    assert same == (expansion is Expansion.BEST_FIRST)
 
 
 def info(**given):
@@ -206,6 +235,13 @@ def test_flags_win_over_the_environment_and_reach_the_next_process(monkeypatch):
     assert TreeOptions.from_environment() == chosen
 
 
+def test_a_debug_file_is_written_where_the_metrics_are_asked_for(tmp_path):
+    path = str(tmp_path / "debug.jsonl")
+    given = ["--speculative-algorithm", "DDTREE", "--speculative-ddtree-debug-file", path]
+    assert options_of(flags(*given)).debug_file is None
+    assert options_of(flags(*given, "--speculative-ddtree-debug-metrics")).debug_file == path
+
+
 @pytest.mark.parametrize(
     ("argv", "named"),
     [
@@ -215,6 +251,8 @@ def test_flags_win_over_the_environment_and_reach_the_next_process(monkeypatch):
         ),
         (["--speculative-algorithm", "DDTREE", "--speculative-ddtree-topk-cap", "0"], "topk_cap is 0"),
         (["--speculative-algorithm", "DDTREE", "--speculative-ddtree-budget", "1025"], "from 1 to 1024"),
+        (["--speculative-algorithm", "DDTREE", "--speculative-ddtree-debug-metrics"], "debug-file FILE"),
+        (["--speculative-ddtree-debug-metrics"], "--speculative-ddtree-debug-metrics needs"),
     ],
 )
 def test_flags_that_cannot_be_meant_are_refused(argv, named):
@@ -230,10 +268,8 @@ def test_an_environment_that_holds_no_options_is_refused(monkeypatch, text):
 
 
 def request(**given):
-    sampling = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
-    sampling |= {"min_new_tokens": 0, "json_schema": None, "regex": None, "ebnf": None}
-    sampling |= {"structural_tag": None, "custom_params": None}
-    req = {"return_hidden_states": False, "custom_logit_processor": None}
+    sampling = {"min_new_tokens": 0, "custom_params": None}
+    req = {"return_hidden_states": False, "custom_logit_processor": None, "tokenizer": None}
     sampling |= {name: value for name, value in given.items() if name in sampling}
     req |= {name: value for name, value in given.items() if name in req}
     return SimpleNamespace(sampling_params=SimpleNamespace(**sampling), **req)
@@ -242,19 +278,28 @@ def request(**given):
 @pytest.mark.parametrize(
     "asked",
     [
-        {"presence_penalty": 0.1},
-        {"repetition_penalty": 1.1},
-        {"regex": "a+"},
-        {"json_schema": "{}"},
+        {"min_new_tokens": 2},
         {"return_hidden_states": True},
         {"custom_logit_processor": "x"},
         {"custom_params": {"ddtree": {"topk_cap": 9}}},
+        {"custom_params": {"ddtree": {"expansion": "transition"}}},
+        {"custom_params": {"ddtree": {"debug_file": "/tmp/x"}}},
+        {"custom_params": {"ddtree": {"check_prefix": "x"}}},
     ],
 )
 def test_a_request_that_cannot_be_served_is_named(asked):
     problem = problem_of(request(**asked), TreeOptions(16, 8))
     assert problem is not None
     assert next(iter(asked)) in problem
+
+
+def test_a_least_length_needs_a_tokenizer():
+    assert problem_of(request(min_new_tokens=2, tokenizer=object()), TreeOptions(16, 8)) is None
+
+
+def test_transition_is_offered_where_it_is_the_servers_own():
+    asked = {"ddtree": {"expansion": "transition"}}
+    assert problem_of(request(custom_params=asked), TreeOptions(16, 8, Expansion.TRANSITION)) is None
 
 
 def test_requests_have_limits_of_their_own():

@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
+from toolkit.ddtree.models.config import read_drafter_config
+from toolkit.ddtree.models.errors import CheckpointError
+from toolkit.ddtree.server.debug_log import DebugLog
 from toolkit.ddtree.sglang import hooks
 from toolkit.ddtree.sglang.capabilities import Model, refusals
 from toolkit.ddtree.sglang.options import TreeOptions
+from toolkit.ddtree.types import Expansion
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +83,7 @@ class DDTreeAlgorithm(CustomSpecAlgo):  # type: ignore[misc]
         from sglang.srt.arg_groups.speculative_hook import _resolve_dflash_draft_attention_backend
 
         options = TreeOptions.from_environment()
-        options.to_environment()
+        replace(options, check_prefix=options.check_prefix or secrets.token_hex(8)).to_environment()
         server_args.speculative_dflash_block_size = _block_size(server_args)
         server_args.speculative_num_draft_tokens = options.width
         server_args.speculative_num_steps = 1
@@ -101,7 +108,7 @@ def validate(server_args: Any) -> None:
     hooks.check_version()
     hooks.check_flags()
     view = resolved_view(server_args)
-    found = _process_refusals(view) + _width_refusals(server_args)
+    found = _process_refusals(view) + _width_refusals(server_args) + _file_refusals(server_args)
     found += refusals(view, attention_backends_of(view), _model(server_args))
     if found:
         raise ValueError("DDTREE cannot be served as asked:\n  " + "\n  ".join(found))
@@ -157,6 +164,28 @@ def _width_refusals(args: Any) -> list[str]:
         if value not in (None, own):
             flag = "--" + name.replace("_", "-")
             found.append(f"{flag} is {value}, DDTREE sets it to {own} from its own flags: leave it out")
+    return found
+
+
+def _file_refusals(args: Any) -> list[str]:
+    """What is wrong with the debug file and with the drafter's transition table."""
+    options, found = TreeOptions.from_environment(), []
+    if options.debug_file is not None:
+        try:
+            DebugLog(Path(options.debug_file), options.debug_file_bytes).close()
+        except OSError as error:
+            found.append(f"--speculative-ddtree-debug-file {options.debug_file}: {error.strerror}")
+    if options.expansion is Expansion.TRANSITION and args.speculative_draft_model_path is not None:
+        try:
+            table = read_drafter_config(Path(args.speculative_draft_model_path)).transition
+        except CheckpointError as error:
+            found.append(f"--speculative-ddtree-expansion transition: {error}")
+        else:
+            if table is None:
+                found.append(
+                    f"expansion transition needs a transition table, and {args.speculative_draft_model_path} "
+                    "has none: its config.json lacks transition_config"
+                )
     return found
 
 

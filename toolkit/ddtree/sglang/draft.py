@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -11,10 +11,36 @@ from torch import Tensor
 
 from toolkit.ddtree.kernels.topk import topk_logprobs
 from toolkit.ddtree.kernels.tree_builder import TreeLinks, build_trees
+from toolkit.ddtree.transition import RankedChildren, TransitionTable
 from toolkit.ddtree.tree import BatchLimits, DraftTrees
 from toolkit.ddtree.types import TreeLimits
 
-_Columns = TypeVar("_Columns", DraftTrees, TreeLinks)
+_Columns = TypeVar("_Columns", DraftTrees, TreeLinks, RankedChildren)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a draft gives; of a CUDA graph these are its own tensors, which its next replay overwrites.
+
+    Attributes:
+        trees: of each request.
+        links: of the trees.
+        tokens: int64 [R, S, K], the candidates that they were grown from.
+        logprobs: float32 [R, S, K], the candidates' log-probabilities.
+        children: the candidates re-scored for the policy `transition`, where the server offers it.
+    """
+
+    trees: DraftTrees
+    links: TreeLinks
+    tokens: Tensor
+    logprobs: Tensor
+    children: RankedChildren | None
+
+    def first(self, requests: int) -> Draft:
+        """That of the first requests."""
+        trees, links = _first(self.trees, requests), _first(self.links, requests)
+        children = None if self.children is None else _first(self.children, requests)
+        return Draft(trees, links, self.tokens[:requests], self.logprobs[:requests], children)
 
 
 class DraftCandidates:
@@ -86,18 +112,21 @@ class TreeDrafter:
         own: the server's limits; its budget fixes the shapes.
         most: the largest batch of a graph, in requests.
         device: where the drafter is.
+        transition: re-scores candidates for the policy `transition`; None where no request may ask for it.
     """
 
     def __init__(
-        self, candidates: DraftCandidates, block_size: int, own: TreeLimits, most: int, device: Any
-    ) -> None:
+        self, candidates: DraftCandidates, block_size: int, own: TreeLimits, most: int, device: Any,
+        transition: TransitionTable | None = None,
+    ) -> None:  # fmt: skip
         self._candidates = candidates
         self._block_size = block_size
         self._own = own
+        self._transition = transition
         self._device = torch.device(device)
         self._static = self._upload((own,) * most)
         self._static_holds = (own,) * most
-        self._captured: dict[int, tuple[DraftTrees, TreeLinks]] = {}
+        self._captured: dict[int, Draft] = {}
         self._uploaded = lru_cache(maxsize=256)(self._upload)
 
     def __call__(self, hidden_states: Tensor, input_ids: Tensor) -> None:
@@ -113,17 +142,13 @@ class TreeDrafter:
             self._static[:, :count].copy_(self._uploaded(limits))
             self._static_holds = limits + self._static_holds[count:]
 
-    def replayed(self, padded: int, requests: int) -> tuple[DraftTrees, TreeLinks]:
-        """Trees and links of the first `requests` of a replay padded to `padded` requests."""
-        trees, links = self._captured[padded]
-        if padded == requests:
-            return trees, links
-        return _first(trees, requests), _first(links, requests)
+    def replayed(self, padded: int, requests: int) -> Draft:
+        """The draft of the first `requests` of a replay padded to `padded` requests."""
+        draft = self._captured[padded]
+        return draft if padded == requests else draft.first(requests)
 
-    def grow(
-        self, hidden_states: Tensor, roots: Tensor, limits: tuple[TreeLimits, ...]
-    ) -> tuple[DraftTrees, TreeLinks]:
-        """Trees and links, without a graph.
+    def grow(self, hidden_states: Tensor, roots: Tensor, limits: tuple[TreeLimits, ...]) -> Draft:
+        """A draft without a graph.
 
         Args:
             hidden_states: [R * block, hidden], the drafter's.
@@ -132,9 +157,14 @@ class TreeDrafter:
         """
         return self._grow(hidden_states, roots.contiguous(), self._uploaded(limits))
 
-    def _grow(self, hidden_states: Tensor, roots: Tensor, limits: Tensor) -> tuple[DraftTrees, TreeLinks]:
+    def _grow(self, hidden_states: Tensor, roots: Tensor, limits: Tensor) -> Draft:
         logprobs, tokens = self._candidates(hidden_states)
-        return build_trees(logprobs, tokens, roots, BatchLimits(*limits.unbind(0)), self._own.budget)
+        batch = BatchLimits(*limits.unbind(0))
+        children = None
+        if self._transition is not None:
+            children = self._transition.rank_children(logprobs, tokens, roots, batch.topk_cap)
+        trees, links = build_trees(logprobs, tokens, roots, batch, self._own.budget, children)
+        return Draft(trees, links, tokens, logprobs, children)
 
     def _upload(self, limits: tuple[TreeLimits, ...]) -> Tensor:
         """Limits on the device, int32 [3, R]; a copy from pinned memory does not wait."""

@@ -18,6 +18,7 @@ _ADD_FLAGS = "sglang.srt.server_args.ServerArgs.add_cli_args"
 _READ_FLAGS = "sglang.srt.server_args.ServerArgs.from_cli_args"
 _MASK_POLICY = "sglang.srt.speculative.dflash_utils.resolve_dflash_verify_mask_policy"
 _CHECK_REQUEST = "sglang.srt.speculative.dflash_utils.validate_dflash_request"
+_INTERNAL_STATE = "sglang.srt.managers.scheduler.Scheduler.get_internal_state"
 _ROW_HEADROOM = "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len"
 
 _PROBE = object()
@@ -43,6 +44,7 @@ def register_serving() -> None:
     HookRegistry.register(_MASK_POLICY, _mask_policy, HookType.AROUND)
     HookRegistry.register(_CHECK_REQUEST, _check_request, HookType.AROUND)
     HookRegistry.register(_ROW_HEADROOM, _row_headroom, HookType.AROUND)
+    HookRegistry.register(_INTERNAL_STATE, _internal_state, HookType.AROUND)
 
 
 def check_version() -> None:
@@ -80,6 +82,7 @@ def check_serving() -> None:
     _ask(_CHECK_REQUEST, _resolve(_CHECK_REQUEST), False)
     _ask(_ROW_HEADROOM, _resolve(_ROW_HEADROOM))
     scheduler = import_module("sglang.srt.managers.scheduler")
+    _ask(_INTERNAL_STATE, scheduler.Scheduler.get_internal_state, None)
     _ask(_CHECK_REQUEST, scheduler.validate_dflash_request, False)
     pools = import_module("sglang.srt.mem_cache.kv_cache_configurator")
     _ask(_ROW_HEADROOM, pools.get_req_to_token_extra_context_len)
@@ -119,10 +122,15 @@ def _from_cli_args(original: Callable[..., Any], cls: type, args: Any) -> Any:
         options = options_of(args)
     except OptionError as error:
         raise SystemExit(f"error: {error}") from None
-    if selects(args.speculative_algorithm):
-        options.to_environment()
-        _default_backend(args)
-    return original(cls, args)
+    if not selects(args.speculative_algorithm):
+        return original(cls, args)
+    options.to_environment()
+    _default_backend(args)
+    resolved = original(cls, args)
+    from toolkit.ddtree.sglang.http import add_routes
+
+    add_routes()
+    return resolved
 
 
 def _default_backend(args: argparse.Namespace) -> None:
@@ -164,6 +172,16 @@ def _row_headroom(original: Callable[..., Any], server_args: Any) -> Any:
     if not selects(server_args.speculative_algorithm):
         return places
     return max(places, 2 * int(server_args.speculative_num_draft_tokens) + 4)
+
+
+def _internal_state(original: Callable[..., Any], scheduler: Any, request: Any) -> Any:
+    """What `/server_info` tells of a scheduler, DDTREE's part with it."""
+    if scheduler is _PROBE:
+        return _ANSWER
+    answer = original(scheduler, request)
+    if _serves_ddtree():
+        answer.internal_state["ddtree"] = scheduler.draft_worker.state()
+    return answer
 
 
 def _serves_ddtree() -> bool:

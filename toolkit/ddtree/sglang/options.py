@@ -23,8 +23,11 @@ _MOST = 1024
 _DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(EngineConfig)}
 _DEFAULT: TreeLimits = _DEFAULTS["limits"]
 
-# The plugin reads no transition table.
-_EXPANSIONS = [item for item in Expansion if item is not Expansion.TRANSITION]
+_FLAG = "speculative_ddtree_"
+_DEBUG_BYTES = 16 << 20
+_SMALLEST_DEBUG = 4096
+_LIMITS = ("budget", "topk_cap", "expansion")
+_OF_SERVER = ("debug_file", "debug_file_bytes", "check_prefix")
 
 
 class OptionError(ValueError):
@@ -39,11 +42,17 @@ class TreeOptions:
         budget: tree nodes without the root; the verify width is budget + 1.
         topk_cap: candidates that a draft slot offers.
         expansion: the tree policy.
+        debug_file: where each verify step's debug line goes; None writes none.
+        debug_file_bytes: size at which that file is rotated.
+        check_prefix: what the ids of the server's own self-check requests begin with; empty for none.
     """
 
     budget: int = _DEFAULT.budget
     topk_cap: int = _DEFAULT.topk_cap
     expansion: Expansion = _DEFAULT.expansion
+    debug_file: str | None = None
+    debug_file_bytes: int = _DEBUG_BYTES
+    check_prefix: str = ""
 
     @property
     def width(self) -> int:
@@ -66,7 +75,7 @@ class TreeOptions:
         Raises:
             OptionError: an unknown key, or a value out of range.
         """
-        return _merge(cls(), values, source, _MOST, _MOST)
+        return _merge(cls(), values, source, _MOST, _MOST, (*_LIMITS, *_OF_SERVER))
 
     @classmethod
     def from_environment(cls) -> TreeOptions:
@@ -92,39 +101,61 @@ class TreeOptions:
         """The limits of one request: its `custom_params["ddtree"]`, and for the rest the server's own.
 
         Raises:
-            OptionError: an unknown key, or a value out of range or above the server's own.
+            OptionError: an unknown key, a value out of range or above the server's own, or the policy
+                `transition` where the server's own is another.
         """
         asked = custom_params.get("ddtree") if isinstance(custom_params, Mapping) else None
         if asked is None:
             return self.limits
-        return _merge(self, asked, "custom_params.ddtree", self.budget, self.topk_cap).limits
+        source = "custom_params.ddtree"
+        limits = _merge(self, asked, source, self.budget, self.topk_cap, _LIMITS).limits
+        if limits.expansion is Expansion.TRANSITION and self.expansion is not Expansion.TRANSITION:
+            # Candidates are re-scored inside the drafter's graph, for the whole batch or for nobody.
+            raise OptionError(
+                f"{source}.expansion is transition, which this server does not offer: it was started without "
+                "--speculative-ddtree-expansion transition"
+            )
+        return limits
 
 
-def _merge(base: TreeOptions, values: Any, source: str, most_nodes: int, most_ranks: int) -> TreeOptions:
+def _merge(
+    base: TreeOptions, values: Any, source: str, most_nodes: int, most_ranks: int, known: tuple[str, ...]
+) -> TreeOptions:
     if not isinstance(values, Mapping):
         raise OptionError(f"{source} is {values!r:.80}; give an object")
     given: dict[str, Any] = {}
     for key, value in values.items():
+        name = f"{source}.{key}"
+        if key not in known:
+            raise OptionError(f"{name} is not known; there are {', '.join(known[:-1])} and {known[-1]}")
         if key == "budget":
-            given[key] = _integer(value, f"{source}.{key}", most_nodes)
+            given[key] = _integer(value, name, 1, most_nodes)
         elif key == "topk_cap":
-            given[key] = _integer(value, f"{source}.{key}", most_ranks)
+            given[key] = _integer(value, name, 1, most_ranks)
         elif key == "expansion":
-            given[key] = _expansion(value, f"{source}.{key}")
+            given[key] = _expansion(value, name)
+        elif key in ("debug_file", "check_prefix"):
+            given[key] = _text(value, name)
         else:
-            raise OptionError(f"{source}.{key} is not known; there are budget, topk_cap and expansion")
+            given[key] = _integer(value, name, _SMALLEST_DEBUG, 1 << 40)
     return replace(base, **given)
 
 
-def _integer(value: Any, name: str, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise OptionError(f"{name} is {value!r:.40}; give an integer from 1 to {most}")
+def _integer(value: Any, name: str, least: int, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise OptionError(f"{name} is {value!r:.40}; give an integer from {least} to {most}")
+    return value
+
+
+def _text(value: Any, name: str) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise OptionError(f"{name} is {value!r:.40}; give a text")
     return value
 
 
 def _expansion(value: Any, name: str) -> Expansion:
-    if value not in _EXPANSIONS:
-        raise OptionError(f"{name} is {value!r:.40}; choose from {', '.join(_EXPANSIONS)}")
+    if value not in list(Expansion):
+        raise OptionError(f"{name} is {value!r:.40}; choose from {', '.join(Expansion)}")
     return Expansion(value)
 
 
@@ -140,8 +171,20 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help=f"candidates that a draft slot offers (default: {_DEFAULT.topk_cap})",
     )  # fmt: skip
     group.add_argument(
-        "--speculative-ddtree-expansion", choices=[str(item) for item in _EXPANSIONS],
+        "--speculative-ddtree-expansion", choices=[str(item) for item in Expansion],
         help=f"tree policy (default: {_DEFAULT.expansion})",
+    )  # fmt: skip
+    group.add_argument(
+        "--speculative-ddtree-debug-metrics", action="store_true",
+        help="write one JSON object a verify step and request to the debug file",
+    )  # fmt: skip
+    group.add_argument(
+        "--speculative-ddtree-debug-file", metavar="FILE",
+        help="where they go; rotated, mode 0640, holds no tokens",
+    )  # fmt: skip
+    group.add_argument(
+        "--speculative-ddtree-debug-file-bytes", type=int, metavar="N",
+        help=f"size at which the debug file is rotated (default: {_DEBUG_BYTES})",
     )  # fmt: skip
 
 
@@ -152,12 +195,17 @@ def options_of(args: argparse.Namespace) -> TreeOptions:
         OptionError: a value is out of range, or a flag is given without DDTREE.
     """
     names = [field.name for field in fields(TreeOptions)]
-    given = {name: getattr(args, f"speculative_ddtree_{name}", None) for name in names}
-    given = {name: value for name, value in given.items() if value is not None}
+    given = {name: getattr(args, _FLAG + name, None) for name in (*names, "debug_metrics")}
+    given = {name: value for name, value in given.items() if value is not None and value is not False}
     if given and not selects(args.speculative_algorithm):
-        flags = ", ".join(f"--speculative-ddtree-{name.replace('_', '-')}" for name in given)
+        flags = ", ".join(f"--{(_FLAG + name).replace('_', '-')}" for name in given)
         raise OptionError(f"{flags} needs --speculative-algorithm DDTREE, not {args.speculative_algorithm}")
-    return _merge(TreeOptions.from_environment(), given, "--speculative-ddtree", _MOST, _MOST)
+    if not given.pop("debug_metrics", False):
+        given.pop("debug_file", None)
+    elif "debug_file" not in given:
+        raise OptionError("--speculative-ddtree-debug-metrics needs --speculative-ddtree-debug-file FILE")
+    known = (*_LIMITS, *_OF_SERVER)
+    return _merge(TreeOptions.from_environment(), given, "--speculative-ddtree", _MOST, _MOST, known)
 
 
 def selects(algorithm: str | None) -> bool:

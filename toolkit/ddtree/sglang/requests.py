@@ -7,14 +7,6 @@ from typing import Any
 from toolkit.ddtree.sglang.options import OptionError, TreeOptions
 from toolkit.ddtree.types import TreeLimits
 
-_NEUTRAL = {
-    "frequency_penalty": 0.0,
-    "presence_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "min_new_tokens": 0,
-}
-_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
-
 
 def problem_of(req: Any, options: TreeOptions) -> str | None:
     """Why a request cannot be served, in one line, or None.
@@ -24,12 +16,8 @@ def problem_of(req: Any, options: TreeOptions) -> str | None:
         options: the server's.
     """
     params = req.sampling_params
-    for name, neutral in _NEUTRAL.items():
-        if getattr(params, name) != neutral:
-            return f"DDTREE does not support {name} ({getattr(params, name)}); leave it at {neutral}."
-    for name in _GRAMMARS:
-        if getattr(params, name, None):
-            return f"DDTREE does not support {name}."
+    if params.min_new_tokens and req.tokenizer is None:
+        return "min_new_tokens needs a server with a tokenizer, which says what ends a text."
     if req.return_hidden_states:
         return "DDTREE does not support return_hidden_states."
     if req.custom_logit_processor:

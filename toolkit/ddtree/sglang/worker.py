@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,12 +22,18 @@ from sglang.srt.runtime_context import get_exec
 from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
 from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.speculative.spec_utils import GrammarTree
 from torch import Tensor
 
 from toolkit.ddtree.kernels.tree_builder import TreeLinks
-from toolkit.ddtree.sglang.draft import DraftCandidates, TreeDrafter
+from toolkit.ddtree.sglang import grammar, penalties
+from toolkit.ddtree.sglang.debug import DebugRecorder
+from toolkit.ddtree.sglang.draft import Draft, TreeDrafter
 from toolkit.ddtree.sglang.kernels import Commit, RowMover, VerifyRows, place_rows, walk_trees
+from toolkit.ddtree.sglang.live_checks import LiveChecks
+from toolkit.ddtree.sglang.loading import load_tree_drafter
 from toolkit.ddtree.sglang.options import TreeOptions
+from toolkit.ddtree.sglang.penalties import Penalties
 from toolkit.ddtree.sglang.requests import limits_of
 from toolkit.ddtree.sglang.sampling import target_tokens
 from toolkit.ddtree.sglang.verify import TreeVerifyInput, mask_for
@@ -50,6 +57,9 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
         self._options = TreeOptions.from_environment()
         self._tree_drafter: TreeDrafter | None = None
         self._mover: RowMover | None = None
+        self._recorder: DebugRecorder | None = None
+        if self._options.debug_file is not None and ps.tp_rank == 0:
+            self._recorder = DebugRecorder(Path(self._options.debug_file), self._options.debug_file_bytes)
         # The drafter is a chain of its block, whatever the tree.
         draft_args = deepcopy(server_args)
         draft_args.override(
@@ -63,6 +73,8 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
         embed = target_worker.model_runner.model.get_input_embeddings()
         self.draft_model.forward_embed = embed.forward  # a method, not a part of the drafter's weights
         self.server_args = server_args
+        vocabulary = target_worker.model_runner.model_config.vocab_size
+        self._penalties = Penalties(vocabulary, torch.device(target_worker.device))
         self.speculative_num_draft_tokens = self._options.width
         if self._options.width != server_args.speculative_num_draft_tokens:
             raise ValueError(
@@ -73,7 +85,9 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
     def init_attention_backends(self) -> None:
         """Also find the K/V rows that a commit moves."""
         super().init_attention_backends()
-        self._mover = RowMover(_row_buffers(self.model_runner.token_to_kv_pool))
+        buffers = _row_buffers(self.model_runner.token_to_kv_pool)
+        self._mover = RowMover(buffers)
+        self._checks = LiveChecks(self.model_runner, int(self._mask_token_id), self._options, buffers)
 
     def init_cuda_graphs(self) -> None:
         """Capture the drafter's graph, then check what was captured for the target."""
@@ -111,56 +125,56 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
 
     def _drafter(self) -> TreeDrafter:
         if self._tree_drafter is None:
-            head = getattr(self.target_worker.model_runner.model, "lm_head", None)
-            weight = getattr(head, "weight", None)
-            if weight is None or not torch.is_floating_point(weight):
-                raise ValueError("the target has no unquantised lm_head to draft with")
-            group = get_tp_group()
-            shard = getattr(head, "shard_indices", None)
-            if shard is not None and int(shard.num_added_elements) != 0:
-                raise ValueError("the target's vocabulary has added tokens; its head cannot be drafted with")
-            candidates = DraftCandidates(
-                weight=weight,
-                shard=weight.shape[0] if shard is None else int(shard.num_org_elements),
-                first_token=0 if shard is None else int(shard.org_vocab_start_index),
-                block_size=self.block_size,
-                topk=self._options.topk_cap,
-                group=group if group.world_size > 1 else None,
-            )
             most = max(get_exec().graph.cuda_graph_config.decode.bs or [1])
-            self._tree_drafter = TreeDrafter(
-                candidates, self.block_size, self._options.limits, most, weight.device
-            )
+            target = self.target_worker.model_runner.model
+            folder = self.server_args.speculative_draft_model_path
+            self._tree_drafter = load_tree_drafter(target, folder, self.block_size, self._options, most)
         return self._tree_drafter
 
     def forward_batch_generation(
         self, batch: Any, on_publish: Any = None, grammar_barrier: Any = None
     ) -> GenerationBatchResult:
         """Prefill and idle steps as DFLASH; a decode step with trees."""
-        is_decode = not (
-            batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle()
-        )
-        if not is_decode or batch.spec_info is None:
-            return super().forward_batch_generation(batch, on_publish, grammar_barrier)
-        return self._decode(batch, on_publish)
+        is_extend = batch.forward_mode.is_extend() or batch.is_extend_in_batch
+        if not (is_extend or batch.forward_mode.is_idle()) and batch.spec_info is not None:
+            return self._decode(batch, on_publish, grammar_barrier)
+        if batch.sampling_info is not None:
+            penalties.restore(batch.sampling_info, batch.reqs)
+        result = super().forward_batch_generation(batch, on_publish, grammar_barrier)
+        if is_extend:
+            self._penalties.begin(batch.reqs, result.next_token_ids)
+        return result
 
-    def _decode(self, batch: Any, on_publish: Any) -> GenerationBatchResult:
+    def _decode(self, batch: Any, on_publish: Any, grammar_barrier: Any) -> GenerationBatchResult:
         draft_input: DFlashDraftInputV2 = batch.spec_info
-        requests = len(batch.seq_lens)
         # The lengths may come from another stream, of the step before.
         batch.seq_lens.record_stream(torch.get_device_module(self.device).current_stream())
         lengths = batch.seq_lens
 
-        trees, links = self._draft(batch, draft_input)
+        draft = self._draft(batch, draft_input)
+        trees, links = draft.trees, draft.links
+        on_host = None
+        if batch.has_grammar:  # its copy starts ahead of the verification
+            on_host = GrammarTree.from_device(links.first_child, links.next_sibling, trees.tokens)
         rows, output, is_graph = self._verify(batch, draft_input, trees, links)
-        logits = output.logits_output
+        seen = self._checks.see(batch, draft, self._draft_block_ids_buf, rows, output, self._mask)
+        if seen is not None:
+            rows, output, is_graph = self._checks.look(
+                seen, lambda again, linked: self._verify(batch, draft_input, again, linked)
+            ) or (rows, output, is_graph)
 
+        logits = output.logits_output
+        self._adjust(logits.next_token_logits, batch, trees, on_host, grammar_barrier)
         chosen = target_tokens(logits.next_token_logits, batch.sampling_info, self._options.width)
         self._agree(chosen, batch.sampling_info)
         commit = walk_trees(trees, chosen, rows.slots, lengths, self.block_size)
         if on_publish is not None:
             on_publish(commit.seq_lens)
-        self._keep(commit, rows, logits.hidden_states, requests)
+        self._penalties.commit(batch.reqs, commit)
+        if self._recorder is not None:
+            self._recorder.record(draft, commit)
+        with self._checks.watch(seen, chosen, commit):
+            self._keep(commit, rows, logits.hidden_states)
         logits.hidden_states = None  # large; the overlapped scheduler would copy it to the host
         return GenerationBatchResult(
             logits_output=logits,
@@ -174,7 +188,18 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
             new_seq_lens=commit.seq_lens,
         )
 
-    def _draft(self, batch: Any, draft_input: DFlashDraftInputV2) -> tuple[DraftTrees, TreeLinks]:
+    def _adjust(
+        self, logits: Tensor, batch: Any, trees: DraftTrees, on_host: GrammarTree | None, barrier: Any
+    ) -> None:
+        """Apply what a request asks for beside sampling: penalties, then its grammar."""
+        self._penalties.apply(logits, batch.reqs, trees)
+        if on_host is None:
+            return
+        mask = grammar.mask_of(batch.reqs, on_host, self._penalties.vocabulary, logits.device, barrier)
+        if mask is not None:
+            mask.apply(logits)
+
+    def _draft(self, batch: Any, draft_input: DFlashDraftInputV2) -> Draft:
         """Run the drafter over each request's block, and grow a tree of its candidates."""
         requests = len(batch.seq_lens)
         self._ensure_draft_block_buffers(requests)
@@ -223,6 +248,7 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
         runner = self.model_runner
         bounds, bound = self._length_bounds(batch, draft_input, width)
         mask, in_graph = mask_for(runner.attn_backend, requests, width, bound, trees.tokens.device)
+        self._mask = mask
         rows = place_rows(
             trees, links, batch.seq_lens, runner.req_to_token_pool.req_to_token, batch.req_pool_indices, mask
         )
@@ -244,10 +270,11 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
         )
         return rows, output, output.can_run_cuda_graph
 
-    def _keep(self, commit: Commit, rows: VerifyRows, hidden_states: Tensor, requests: int) -> None:
+    def _keep(self, commit: Commit, rows: VerifyRows, hidden_states: Tensor) -> None:
         """Move accepted K/V rows behind the committed ones, and give their hidden states to the drafter."""
         if hidden_states is None or self._mover is None:
             raise RuntimeError("verification gave no hidden states: the drafter's layers are not captured")
+        requests = len(commit.bonus)
         targets = rows.slots[:, : self.block_size].contiguous()
         self._mover(commit.sources, targets)
         self._append_target_hidden_to_draft_kv_by_loc(
@@ -270,6 +297,11 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
             bounds = batch.seq_lens_cpu + rows
             return bounds, int(bounds.sum())
         return draft_input.reserved_seq_lens_cpu, int(draft_input.reserved_seq_lens_sum)
+
+    def state(self) -> dict[str, Any]:
+        """What `/server_info` tells of this worker, JSON-safe."""
+        dropped = 0 if self._recorder is None else self._recorder.dropped
+        return {"debug_lines_dropped": dropped, "self_check": self._checks.results()}
 
 
 def _row_buffers(pool: Any) -> list[Tensor]:
