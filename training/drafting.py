@@ -29,20 +29,18 @@ class GeneratedRows:
         )
         writer.load_state_dict(target.state_dict())
         table = rope_table(target.dims, run.device)
-        batch, repeats = (8, 1) if run.options.dry_run else (8192, 1)
         rows, starts = [], []
         for temperature in (0.0, 1.0):
-            for _ in range(repeats):
-                prompts = data.random_rows(tokens, batch, self.length, run.generator)
-                lengths = torch.randint(
-                    16, self.length * 5 // 8, (batch,), device=run.device, generator=run.generator
-                )
-                rows.append(
-                    continue_rows(writer, prompts, lengths, self.length, temperature, table, run.generator)
-                    .clone()
-                    .short()
-                )
-                starts.append(lengths)
+            prompts = data.random_rows(tokens, run.generated_rows, self.length, run.generator)
+            lengths = torch.randint(
+                16, self.length * 5 // 8, (len(prompts),), device=run.device, generator=run.generator
+            )
+            rows.append(
+                continue_rows(writer, prompts, lengths, self.length, temperature, table, run.generator)
+                .clone()
+                .short()
+            )
+            starts.append(lengths)
         apart = torch.cat([~shared_grams(part, known).any(1) for part in rows])
         self.rows, self.starts = torch.cat(rows)[apart], torch.cat(starts)[apart]
         run.record["text"] |= {"generated_rows": len(apart), "generated_rows_dropped": int((~apart).sum())}

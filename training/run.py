@@ -40,6 +40,7 @@ class Run:
         self.drafter_dims = Dimensions(intermediate=128 if tiny else 448, layers=2, **shared)
         self.row_length = 256 if tiny else 2048
         self.batch_rows = 4 if tiny else 64
+        self.generated_rows = 8 if tiny else 8192  # that the target writes for its drafter, a temperature
 
     def say(self, *words: object) -> None:
         """Print with the seconds since the start."""
