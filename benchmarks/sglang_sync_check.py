@@ -24,7 +24,7 @@ def watch(scheduler: Any) -> None:
 
     worker = scheduler.draft_worker
     decode = worker._decode
-    path = Path(os.environ["DDTREE_SYNC_CHECK_FILE"])
+    path = Path(os.environ["DDTREE_BENCHMARK_FOLDER"]) / "syncs.txt"
     waits: Counter[str] = Counter()
     steps = 0
 

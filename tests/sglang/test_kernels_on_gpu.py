@@ -21,7 +21,7 @@ REQUESTS, SLOTS, RANKS, VOCABULARY = 24, 7, 8, 151_936
 @pytest.fixture(params=[16, 33, 64, 255], ids=lambda budget: f"budget {budget}")
 def grown(request):
     generator = torch.Generator("cuda").manual_seed(request.param)
-    logits = torch.randn(REQUESTS, SLOTS, 200, device="cuda", generator=generator) * 2
+    logits = torch.randn(REQUESTS, SLOTS, 200, device="cuda", generator=generator) * 6
     logprobs, tokens = topk_logprobs(logits, RANKS)
     policies = (Expansion.BEST_FIRST, Expansion.CHAIN_SEEDED, Expansion.CHAIN)
     limits = [TreeLimits(max(7, request.param - r), RANKS, policies[r % 3]) for r in range(REQUESTS)]

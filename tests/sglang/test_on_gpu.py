@@ -14,7 +14,9 @@ import time
 import pytest
 import torch
 
-from benchmarks.sglang_modes import ROOT, Judge, read_prompts
+from benchmarks.sglang_engines import ROOT
+from benchmarks.sglang_judge import Judge
+from benchmarks.sglang_modes import read_prompts
 from toolkit.ddtree.models.reference import target_forward
 from toolkit.ddtree.sglang.options import ENVIRONMENT
 
@@ -93,7 +95,7 @@ def engine(debug_file):
 
 @pytest.fixture(scope="module")
 def judge():
-    return Judge(Files)
+    return Judge(Files.target)
 
 
 @pytest.fixture(scope="module")

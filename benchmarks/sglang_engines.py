@@ -1,0 +1,152 @@
+"""Engines of stock SGLang in processes of their own, for the programs sglang_*.py beside this one.
+
+`python benchmarks/sglang_engines.py ORDER` is one of them: it starts, says so, and then decodes what each
+line of its input asks for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+_PLUGINS = {
+    "ddtree": "toolkit.ddtree.sglang.plugin:register",
+    "ddtree_sync_check": "sglang_sync_check:register",
+    "ddtree_rank_trace": "sglang_rank_trace:register",
+    "ddtree_forced": "sglang_forced:register",
+}
+_ports = count(31300, 300)
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One engine: SGLang's arguments, the tree's, the plugins installed, and its environment beside."""
+
+    arguments: dict[str, Any] = field(default_factory=dict)
+    tree: dict[str, Any] | None = None
+    plugins: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+class Child:
+    """One mode's process; it prints one JSON line when it is ready, and one for each order.
+
+    Args:
+        name: the mode's.
+        mode: what to run.
+        defaults: arguments of every mode.
+        prompts: token ids of each prompt.
+        scratch: folder for files that end with the run.
+        logs: folder for the engine's log.
+    """
+
+    def __init__(
+        self, name: str, mode: Mode, defaults: dict[str, Any], prompts: list[list[int]],
+        scratch: Path, logs: Path,
+    ) -> None:  # fmt: skip
+        port = next(_ports)
+        self.name = name
+        logs.mkdir(parents=True, exist_ok=True)
+        self.log = logs / f"{name.replace(' ', '_')}.log"
+        self.folder = scratch / str(port)
+        install(self.folder, mode.plugins)
+        paths = [str(ROOT), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", ""), str(self.folder)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **mode.environment}
+        environment["SGLANG_PLUGINS"] = ",".join(mode.plugins) or "none"
+        environment["DDTREE_BENCHMARK_FOLDER"] = str(self.folder)
+        if mode.tree is not None:
+            environment["SGLANG_DDTREE"] = json.dumps(mode.tree)
+        order = self.folder / "order.json"
+        arguments = {"port": port, "nccl_port": port + 50, **defaults, **mode.arguments}
+        order.write_text(json.dumps({"arguments": arguments, "prompts": prompts}), encoding="utf-8")
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, str(order)],
+            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            stderr=self.log.open("w", encoding="utf-8"),
+        )  # fmt: skip
+
+    def wait(self, word: str) -> dict[str, Any]:
+        """The child's next JSON line of this kind; its log's end is shown if it dies."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith('{"' + word):
+                if word == "ready":
+                    print(f"{self.name}: ready after {time.monotonic() - self.started:.0f} s", flush=True)
+                value: dict[str, Any] = json.loads(line)[word]
+                return value
+        text = self.log.read_text(encoding="utf-8", errors="replace")
+        raise SystemExit(f"{self.name}: died\n{text[-3000:]}")
+
+    def decode(self, **order: Any) -> dict[str, Any]:
+        """Let it decode once, and give what it says; see `decode` below."""
+        if self.process.poll() is None and self.process.stdin is not None:
+            print(json.dumps(order), file=self.process.stdin, flush=True)
+        return self.wait("result")
+
+    def stop(self) -> None:
+        """End it."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+
+
+def install(folder: Path, plugins: tuple[str, ...]) -> None:
+    """Make entry points of SGLang visible to a Python that has `folder` on its path."""
+    for name in plugins:
+        info = folder / f"{name}-0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0\n")
+        (info / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{name} = {_PLUGINS[name]}\n")
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def settings(items: list[str]) -> dict[str, Any]:
+    """Engine arguments of a command line, KEY=JSON each."""
+    return {key: json.loads(value) for key, _, value in (item.partition("=") for item in items)}
+
+
+def decode(
+    engine: Any, prompts: list[list[int]], level: int, tokens: int, requests: int, **sampling: float
+) -> dict[str, Any]:
+    """Decode the first `requests` prompts, `level` at a time."""
+    asked = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True, **sampling}
+    answers: list[dict[str, Any]] = []
+    started = time.perf_counter()
+    for first in range(0, requests, level):
+        answers += engine.generate(
+            input_ids=prompts[first : min(first + level, requests)], sampling_params=asked
+        )
+    seconds = time.perf_counter() - started
+    return {
+        "outputs": [x["output_ids"] for x in answers],
+        "verify_steps": sum(x["meta_info"].get("spec_verify_ct") or 0 for x in answers),
+        "seconds": seconds,
+    }
+
+
+def serve(order: Path) -> None:
+    """The child: start an engine, then decode as told."""
+    from sglang.srt.entrypoints.engine import Engine
+
+    told = json.loads(order.read_text(encoding="utf-8"))
+    engine = Engine(**told["arguments"])
+    print(json.dumps({"ready": {}}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps({"result": decode(engine, told["prompts"], **json.loads(line))}), flush=True)
+    engine.shutdown()
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]))

@@ -1,0 +1,126 @@
+"""DDTREE on two tensor-parallel GPUs: the same trees and commits on both ranks, the tokens of one GPU.
+
+    python benchmarks/sglang_ranks.py --out benchmarks/sglang_h200_tp2.json
+
+Greedy tokens are judged as in sglang_modes.py. Each rank writes a digest of its trees and commits at every
+step, for greedy requests, drawn ones and penalised ones; the ranks' files must be the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.sglang_engines import ROOT, Child, Mode, settings
+from benchmarks.sglang_judge import Judge
+from benchmarks.sglang_modes import levels, machine, read_prompts
+
+KINDS: dict[str, dict[str, float]] = {
+    "greedy": {},
+    "temperature 1": {"temperature": 1.0},
+    "penalised": {"temperature": 0.8, "frequency_penalty": 0.5, "repetition_penalty": 1.2},
+}
+
+
+def main() -> None:
+    args = parse()
+    prompts = read_prompts(args)
+    defaults = {
+        "model_path": str(args.target), "speculative_draft_model_path": str(args.drafter),
+        "speculative_algorithm": "DDTREE", "skip_tokenizer_init": True, "dtype": "bfloat16",
+        "attention_backend": "triton", "sampling_backend": "pytorch", "grammar_backend": "none",
+        "cuda_graph_backend_prefill": "disabled", "cuda_graph_max_bs_decode": 16, "max_running_requests": 16,
+        "mem_fraction_static": 0.85, "max_total_tokens": 65536, "context_length": 2048, "random_seed": 1,
+        "disable_radix_cache": True, "log_level": "warning",
+        "disable_custom_all_reduce": True, **settings(args.set),
+    }  # fmt: skip
+    tree, plugins = {"budget": 32, "topk_cap": 8}, ("ddtree", "ddtree_rank_trace")
+    with tempfile.TemporaryDirectory() as scratch:
+        children = {
+            size: Child(
+                f"tp {size}",
+                Mode({"tp_size": size}, tree, plugins),
+                defaults,
+                prompts,
+                Path(scratch),
+                args.logs,
+            )
+            for size in args.sizes
+        }
+        try:
+            for child in children.values():
+                child.wait("ready")
+            told = {size: decoded(child, len(prompts), args.tokens) for size, child in children.items()}
+        finally:
+            for child in children.values():
+                child.stop()
+    report(args, prompts, told)
+
+
+def decoded(child: Child, requests: int, tokens: int) -> dict[str, Any]:
+    """What one engine decodes of each kind, and what its ranks wrote meanwhile."""
+    kinds = {}
+    for kind, sampling in KINDS.items():
+        before = traces(child)
+        result = child.decode(level=16, tokens=tokens, requests=requests, **sampling)
+        after = traces(child)
+        lines = {rank: own[len(before.get(rank, [])) :] for rank, own in after.items()}
+        first = lines["rank0"]
+        kinds[kind] = {
+            "outputs": result["outputs"],
+            "verify_steps": result["verify_steps"],
+            "batches": len(first),
+            "ranks": len(lines),
+            "batches_that_differ": sum(
+                len({own[step] if step < len(own) else None for own in lines.values()}) > 1
+                for step in range(max(map(len, lines.values())))
+            ),
+        }
+    return kinds
+
+
+def traces(child: Child) -> dict[str, list[str]]:
+    return {path.stem: path.read_text().splitlines() for path in child.folder.glob("rank*.txt")}
+
+
+def report(args: argparse.Namespace, prompts: list[list[int]], told: dict[int, dict[str, Any]]) -> None:
+    judge = Judge(args.target)
+    one, two = (told[size]["greedy"]["outputs"] for size in (args.sizes[0], args.sizes[-1]))
+    result: dict[str, Any] = {
+        "machine": machine(),
+        "new_tokens": args.tokens,
+        "judge_fails_one_replaced_token": judge.fails_one_replaced_token(prompts[0], two[0]),
+        "same_greedy_outputs": f"{sum(a == b for a, b in zip(one, two, strict=True))} of {len(one)}",
+    }
+    for size, kinds in told.items():
+        for kind, own in list(kinds.items()):
+            outputs = own.pop("outputs")
+            if kind == "greedy":
+                kinds[kind] = own | judge.verdict(prompts, outputs)
+        result[f"tp {size}"] = kinds
+    print(json.dumps(result))
+    if args.out:
+        args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    bundled = ROOT / "toolkit/ddtree/bundled"
+    parser.add_argument("--target", type=Path, default=bundled / "target")
+    parser.add_argument("--drafter", type=Path, default=bundled / "drafter")
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--sizes", type=levels, default=[1, 2], help="tensor-parallel sizes")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON", help="engine argument")
+    parser.add_argument("--logs", type=Path, required=True, help="where the engines' logs go")
+    parser.add_argument("--out", type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
