@@ -41,7 +41,7 @@ def main() -> None:
         folder = Path(scratch)
         target, drafter = checkpoints(folder)
         prompts = [
-            [(7 * place + 131 * request) % 150000 + 1 for place in range(PROMPT)] for request in range(16)
+            [(7 * place + 131 * request) % 400 + 1 for place in range(PROMPT)] for request in range(16)
         ]
         defaults = {
             "model_path": str(target), "speculative_draft_model_path": str(drafter), "load_format": "dummy",

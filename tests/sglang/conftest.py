@@ -119,20 +119,12 @@ def leave_moves_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def debug_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the server writes its debug lines."""
-    return tmp_path_factory.mktemp("debug") / "debug.jsonl"
-
-
-@pytest.fixture(scope="session")
 def server(
-    sglang_python: Path, leave_moves_out: Path, debug_file: Path, tmp_path_factory: pytest.TempPathFactory
+    sglang_python: Path, leave_moves_out: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    """DDTREE with budget 16, cap 8 and every policy, beside the bundled pair."""
+    """DDTREE with budget 16 and cap 8, beside the bundled pair."""
     log = tmp_path_factory.mktemp("sglang") / "server.log"
     tree = ["--speculative-algorithm", "DDTREE", "--speculative-ddtree-budget", "16"]
-    tree += ["--speculative-ddtree-expansion", "transition", "--speculative-ddtree-debug-metrics"]
-    tree += ["--speculative-ddtree-debug-file", str(debug_file), "--enable-metrics"]
     started = Server.start(sglang_python, log, *DRAFT, *tree, TEST_LEAVE_MOVES_OUT=str(leave_moves_out))
     try:
         yield started.wait()

@@ -43,7 +43,15 @@ def resolve(argv):
     except (SystemExit, ValueError, AssertionError, hooks.HookError) as error:
         return {"refused": str(error)}
     values = {name: getattr(args, name) for name in RESOLVED}
-    return {"resolved": values, "environment": os.environ.get(ENVIRONMENT)}
+    return {"resolved": values, "environment": os.environ.get(ENVIRONMENT), "route": has_route()}
+
+
+def has_route():
+    """Whether SGLang's HTTP application offers the self-check."""
+    module = sys.modules.get("sglang.srt.entrypoints.http_server")
+    return module is not None and any(
+        getattr(route, "path", "") == "/ddtree/self_check" for route in module.app.routes
+    )
 
 
 def resolve_with(variables, argv):
@@ -81,6 +89,9 @@ def hook_facts():
 
     scheduler.validate_dflash_request = dflash_utils.validate_dflash_request.__wrapped__
     facts["copy_lost"] = failure(hooks.check_serving)
+    scheduler.validate_dflash_request = dflash_utils.validate_dflash_request
+    scheduler.Scheduler.get_internal_state = scheduler.Scheduler.get_internal_state.__wrapped__
+    facts["state_lost"] = failure(hooks.check_serving)
     for name in ("DDTREE", "DFLASH"):
         args = SimpleNamespace(
             speculative_algorithm=name,
@@ -158,7 +169,8 @@ assert kernel_module.extend_attention_fwd is on_cpu.extend_attention
 if __name__ == "__main__":
     load_plugins()
     told_argv = json.load(sys.stdin)
-    told = {"cases": [resolve(argv) for argv in told_argv]}
+    told = {"before": resolve([*told_argv[0][: told_argv[0].index("--speculative-draft-model-path")]])}
+    told |= {"cases": [resolve(argv) for argv in told_argv]}
     told["simulated"] = resolve_with({"SGLANG_SIMULATE_ACC_LEN": "3"}, told_argv[0])
     told["captured"] = [captured(17, "mask"), captured(8, "mask"), captured(17, None)]
     print(json.dumps(told | {"hooks": hook_facts(), "twin_error": twin_error()}))

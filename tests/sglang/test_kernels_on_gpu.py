@@ -52,8 +52,8 @@ def test_rows_and_masks(grown):
 def test_the_walk(grown):
     trees, _, generator = grown
     targets = torch.randint(0, 200, trees.tokens.shape, device="cuda", generator=generator)
-    lucky = torch.rand(trees.tokens.shape, device="cuda", generator=generator) < 0.7
-    for node in range(1, trees.tokens.shape[1]):
+    lucky = torch.rand(trees.tokens.shape, device="cuda", generator=generator) < 0.8
+    for node in range(trees.tokens.shape[1] - 1, 0, -1):  # the better of two children wins
         at, here = trees.parents[:, node], torch.arange(REQUESTS, device="cuda")
         is_node = lucky[:, node] & trees.valid[:, node]
         targets[here, at] = torch.where(is_node, trees.tokens[:, node], targets[here, at])

@@ -17,8 +17,7 @@ pytestmark = pytest.mark.timeout(900)
 TOKENS = 20
 TREE = TreeLimits(16, 8)
 CHAIN = {"custom_params": {"ddtree": {"budget": 7, "topk_cap": 1, "expansion": "chain"}}}
-NARROW = {"custom_params": {"ddtree": {"budget": 9, "topk_cap": 3, "expansion": "best_first"}}}
-BEST_FIRST = {"custom_params": {"ddtree": {"expansion": "best_first"}}}
+NARROW = {"custom_params": {"ddtree": {"budget": 9, "topk_cap": 3}}}
 SEEDED = {"custom_params": {"ddtree": {"expansion": "chain_seeded"}}}
 
 
@@ -60,7 +59,7 @@ def expected(plain, prompts):
 
 @pytest.fixture(scope="module")
 def tree(server, prompts):
-    return server.together(prompts, TOKENS, [BEST_FIRST] * len(prompts))
+    return server.together(prompts, TOKENS, [{}] * len(prompts))
 
 
 def outputs(answers):
@@ -89,7 +88,7 @@ def test_a_request_limited_to_the_chain_takes_dflash_steps(server, prompts, expe
 
 
 def test_a_batch_of_unequal_trees_decodes_the_same(server, prompts, expected, tree):
-    answers = server.together(prompts, TOKENS, [BEST_FIRST, CHAIN, NARROW, SEEDED])
+    answers = server.together(prompts, TOKENS, [{}, CHAIN, NARROW, SEEDED])
     assert outputs(answers) == expected
     assert steps(answers)[0] == steps(tree)[0]
 
@@ -169,6 +168,7 @@ def test_sampling_with_one_choice_left_is_greedy(server, prompts, expected):
         ({"custom_params": {"ddtree": {"budget": 17}}}, "budget is 17; give an integer from 1 to 16"),
         ({"custom_params": {"ddtree": {"width": 3}}}, "custom_params.ddtree.width is not known"),
         ({"custom_params": {"ddtree": {"expansion": "widest"}}}, "expansion is 'widest'"),
+        ({"custom_params": {"ddtree": {"expansion": "transition"}}}, "started without"),
     ],
 )
 def test_what_cannot_be_done_exactly_is_answered_400(server, prompts, sampling, named):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sglang.conftest import DRAFT, FLAGS, environment
+from tests.sglang.conftest import BUNDLED, DRAFT, FLAGS, environment
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -15,6 +15,7 @@ ACCEPTED = {
     "defaults": TREE,
     "flags": [*TREE, "--speculative-ddtree-budget", "32", "--speculative-ddtree-topk-cap", "4"],
     "lower case": [*DRAFT, "--speculative-algorithm", "ddtree"],
+    "transition": [*TREE, "--speculative-ddtree-expansion", "transition"],
     "plain": [],
 }
 REFUSED = {
@@ -32,12 +33,35 @@ REFUSED = {
     "--speculative-accept-threshold-single": [*TREE, "--speculative-accept-threshold-single", "0.5"],
     "--enable-custom-logit-processor": [*TREE, "--enable-custom-logit-processor"],
     "--page-size is 16": [*TREE, "--page-size", "16"],
+    "--grammar-backend is 'llguidance'": [*TREE, "--grammar-backend", "llguidance"],
+    "--speculative-ddtree-debug-metrics needs": [*TREE, "--speculative-ddtree-debug-metrics"],
+    "--speculative-ddtree-debug-file /nowhere/debug.jsonl: No such file": [
+        *TREE,
+        "--speculative-ddtree-debug-metrics",
+        "--speculative-ddtree-debug-file",
+        "/nowhere/debug.jsonl",
+    ],
+    "has none: its config.json lacks transition_config": [
+        "--speculative-draft-model-path",
+        "TABLELESS",
+        *TREE[2:],
+        "--speculative-ddtree-expansion",
+        "transition",
+    ],
 }
 
 
 @pytest.fixture(scope="module")
-def told(sglang_python: Path):
-    cases = [[*FLAGS, *argv] for argv in (*ACCEPTED.values(), *REFUSED.values())]
+def told(sglang_python: Path, tmp_path_factory):
+    drafter = tmp_path_factory.mktemp("tableless")
+    config = json.loads((BUNDLED / "drafter/config.json").read_text())
+    del config["transition_config"]
+    (drafter / "config.json").write_text(json.dumps(config))
+    named = {"TABLELESS": str(drafter)}
+    cases = [
+        [*FLAGS, *(named.get(flag, flag) for flag in argv)]
+        for argv in (*ACCEPTED.values(), *REFUSED.values())
+    ]
     program = Path(__file__).with_name("inside.py")
     run = subprocess.run(
         [sglang_python, program],
@@ -75,6 +99,19 @@ def test_without_ddtree_nothing_is_set(told):
     assert not told["hooks"]["idle"]
 
 
+def test_the_servers_own_requests_have_a_secret_name(told):
+    """New for each server; the self-check's route is there with DDTREE only."""
+    prefixes = [json.loads(case(told, name)["environment"])["check_prefix"] for name in ("defaults", "flags")]
+    assert all(len(prefix) == 16 for prefix in prefixes)
+    assert prefixes[0] != prefixes[1]
+    assert case(told, "defaults")["route"]
+    assert told["before"]["route"] is False
+
+
+def test_transition_is_accepted_with_a_table(told):
+    assert json.loads(case(told, "transition")["environment"])["expansion"] == "transition"
+
+
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_cannot_be_served_is_refused(told, reason):
     assert reason in case(told, reason)["refused"]
@@ -90,6 +127,7 @@ def test_a_missing_hook_is_found(told):
     assert "resolve_dflash_verify_mask_policy is not in place" in told["hooks"]["unhooked"]
     assert "resolve_dflash_verify_mask_policy is not in place" in told["hooks"]["lost"]
     assert "validate_dflash_request is not in place" in told["hooks"]["copy_lost"]
+    assert "Scheduler.get_internal_state is not in place" in told["hooks"]["state_lost"]
 
 
 def test_rows_have_room_for_what_is_reserved(told):

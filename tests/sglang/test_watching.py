@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from tests.sglang.conftest import DRAFT, Server
 from tests.sglang.test_serving import Reference, outputs, steps
 from toolkit.ddtree.types import Algorithm, Expansion, TreeLimits
 
@@ -17,6 +18,25 @@ CHECKS = [
     "draft_block", "tree", "node_positions", "cache_rows", "ancestor_mask", "node_logits",
     "mask_perturbation", "ranks_agree", "walk", "accepted_kv",
 ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def debug_file(tmp_path_factory):
+    return tmp_path_factory.mktemp("debug") / "debug.jsonl"
+
+
+@pytest.fixture(scope="module")
+def server(sglang_python, leave_moves_out, debug_file, tmp_path_factory):
+    """One that offers every policy and tells what it does."""
+    log = tmp_path_factory.mktemp("watched") / "server.log"
+    flags = ["--speculative-algorithm", "DDTREE", "--speculative-ddtree-expansion", "transition"]
+    flags += ["--speculative-ddtree-budget", "16", "--enable-metrics", "--speculative-ddtree-debug-metrics"]
+    flags += ["--speculative-ddtree-debug-file", str(debug_file)]
+    started = Server.start(sglang_python, log, *DRAFT, *flags, TEST_LEAVE_MOVES_OUT=str(leave_moves_out))
+    try:
+        yield started.wait()
+    finally:
+        started.stop()
 
 
 @pytest.fixture(scope="module")
