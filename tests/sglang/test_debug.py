@@ -13,6 +13,7 @@ from toolkit.ddtree.sglang import debug
 from toolkit.ddtree.sglang.debug import DebugRecorder
 from toolkit.ddtree.sglang.draft import Draft
 from toolkit.ddtree.sglang.kernels import walk_trees
+from toolkit.ddtree.transition import TransitionTable
 from toolkit.ddtree.tree import BatchLimits, topk_logprobs
 from toolkit.ddtree.types import Expansion, TreeLimits
 from toolkit.ddtree.walk import round_stats, walk
@@ -25,6 +26,7 @@ LIMITS = (
     TreeLimits(4, 1, Expansion.CHAIN),
     TreeLimits(BUDGET, RANKS, Expansion.CHAIN_SEEDED),
     TreeLimits(2, 2),
+    TreeLimits(BUDGET, RANKS, Expansion.TRANSITION),  # its deepest nodes need not follow the chain
 )
 
 
@@ -35,7 +37,11 @@ def step(seed, luck):
     logprobs, tokens = topk_logprobs(logits, RANKS)
     tokens = tokens.contiguous()
     roots = torch.randint(0, VOCABULARY, (len(LIMITS),), generator=generator)
-    trees, _ = build_trees(logprobs, tokens, roots, BatchLimits.of(LIMITS), BUDGET)
+    factors = torch.randn(2, VOCABULARY, 4, generator=generator) * 2
+    table = TransitionTable(*factors.unbind(), torch.ones(SLOTS))
+    limits = BatchLimits.of(LIMITS)
+    children = table.rank_children(logprobs, tokens, roots, limits.topk_cap)
+    trees, _ = build_trees(logprobs, tokens, roots, limits, BUDGET, children)
     targets = torch.randint(0, VOCABULARY, trees.tokens.shape, generator=generator)
     for request in range(len(LIMITS)):
         for node in range(1, int(trees.counts[request]) + 1):
