@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +107,7 @@ release:
 
 AGENT = "/opt/ddtoolkit/bin/ddtoolkit-agent"
 GOOD = "committed"
+BEAT = 5.0  # seconds, as toolkit.hostside.protocol has it
 
 
 class AgentError(Exception):
@@ -127,11 +130,26 @@ class Agent:
             )
         except OSError as error:
             raise AgentError(f"{command[0]}: {error.strerror}; deploy the service first") from error
+        self._writing = threading.Lock()
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def _beat(self) -> None:
+        """Tell the agent that somebody is there: after a minute of silence it ends, and its locks with it."""
+        while self._child.poll() is None:
+            time.sleep(BEAT)
+            try:
+                self._write({"beat": 1})
+            except (OSError, ValueError):  # it has ended, or was closed
+                return
+
+    def _write(self, message: dict[str, Any]) -> None:
+        with self._writing:
+            self._child.stdin.write(json.dumps(message) + "\n")
+            self._child.stdin.flush()
 
     def ask(self, operation: str, arguments: dict[str, Any]) -> Any:
         """The answer to one operation."""
-        self._child.stdin.write(json.dumps({"op": operation, "args": arguments}) + "\n")
-        self._child.stdin.flush()
+        self._write({"op": operation, "args": arguments})
         for line in self._child.stdout:
             message = json.loads(line)
             if "result" in message:
@@ -144,7 +162,8 @@ class Agent:
 
     def close(self) -> None:
         """Let it end."""
-        self._child.stdin.close()
+        with self._writing:
+            self._child.stdin.close()
         self._child.wait()
 
 

@@ -122,7 +122,6 @@ def test_experts_that_do_not_divide(tmp_path):
         (B300, ["service.environment.NCCL_P2P_LEVEL=SYS"], "service.environment.NCCL_P2P_LEVEL", "PCIe"),
         (RTX, ["speculative.block_size=7"], "speculative.block_size", "was trained with 8"),
         (RTX, ["engine.max_graph_batch=4"], "engine.max_graph_batch", "larger batches use no graph"),
-        (RTX, ["speculative.debug_metrics=true"], "speculative.debug_metrics", "not written"),
     ],
 )  # fmt: skip
 def test_warned(name, sets, key, message):

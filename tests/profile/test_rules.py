@@ -44,7 +44,6 @@ def test_sound_profiles_have_no_findings(tmp_path, text):
     [
         (EMBEDDED, ["speculative.budget=6"], "speculative.budget", "below block_size - 1 = 7"),
         (EMBEDDED, ["model.drafter=null"], "model.drafter", "DDTREE drafts with a DFlash drafter"),
-        (SGLANG, ["speculative.expansion=transition"], "speculative.expansion", "only the embedded engine"),
         (
             EMBEDDED,
             ["model.drafter=null", "speculative.algorithm=DFLASH"],

@@ -89,6 +89,16 @@ def test_debug_file_and_open_address():
     assert "--allow-unauthenticated" in made.argv
 
 
+def test_the_debug_file_of_sglang():
+    made = unit(
+        engine={"kind": "sglang"},
+        hardware={"device": "cuda", "count": 1},
+        model={"target": {"source": "/m/t"}, "drafter": {"source": "/m/d"}},
+        speculative={"debug_metrics": True},
+    )
+    assert flag(made.argv, "--speculative-ddtree-debug-file") == "/base/cache/stub/ddtree-debug.jsonl"
+
+
 def test_sglang():
     made = unit(
         engine={"kind": "sglang", "dtype": "bfloat16"},

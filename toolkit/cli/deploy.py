@@ -102,7 +102,10 @@ def deploy_profile(
             )
         confirm_undone({HERE: describe(prepared.plan.undone_swaps)}, yes=yes)
         from toolkit.doctor.preflight import preflight_here
+        from toolkit.profile.secrets import require_secrets
 
+        if prepared.plan.has("release"):
+            require_secrets(profile)
         preflight_here(profile, watcher.step, ignored=ignored or ())
         judging = Judging(new_baseline=new_baseline)
         outcome = deploy(prepared, watcher, lock_wait=lock_wait, judging=judging, ignored=ignored or ())

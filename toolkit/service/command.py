@@ -75,7 +75,8 @@ def flags_for(profile: Profile, cache: Path) -> list[str]:
         profile: resolved profile.
         cache: the folder that the service may write.
     """
-    return _sglang(profile) if profile.engine.kind == "sglang" else _embedded(profile, cache)
+    flags = _sglang(profile) if profile.engine.kind == "sglang" else _embedded(profile)
+    return [*flags, *_debug(profile, cache)]
 
 
 def _common(profile: Profile) -> list[str]:
@@ -107,12 +108,11 @@ def _speculative(profile: Profile) -> list[str]:
     return flags
 
 
-def _embedded(profile: Profile, cache: Path) -> list[str]:
+def _embedded(profile: Profile) -> list[str]:
     flags = _common(profile)
     if profile.engine.threads is not None:
         flags += ["--cpu-threads", str(profile.engine.threads)]
     flags += _speculative(profile)
-    flags += _debug(profile, cache)
     # The server gives up on what is in flight before the manager gives up on the server.
     flags += ["--shutdown-timeout", f"{profile.service.stop_timeout * 0.8:g}"]
     if profile.service.allow_unauthenticated:

@@ -62,19 +62,6 @@ def _tree(profile: Profile) -> Iterator[Finding]:
             "speculative.topk_cap",
             "speculative.expansion",
         )
-    if spec.expansion == "transition" and profile.engine.kind != "embedded":
-        yield error(
-            "only the embedded engine reads a drafter's transition table",
-            "speculative.expansion",
-            "engine.kind",
-            hint="best_first",
-        )
-    if spec.debug_metrics and profile.engine.kind != "embedded":
-        yield doubt(
-            "the debug file is not written by SGLang's plugin; each answer's meta_info has the steps",
-            "speculative.debug_metrics",
-            "engine.kind",
-        )
     if spec.topk_cap > spec.budget:
         yield doubt(
             f"{spec.topk_cap} candidates a slot are more than the {spec.budget} nodes of the tree",
