@@ -27,6 +27,12 @@ def summary(host: ServiceHost, plan: Plan, outcome: Outcome | None) -> dict[str,
     }
 
 
+def _other_budget(profile: dict[str, Any]) -> int:
+    """A somewhat wider tree, as an example that has something to do."""
+    budget: int = profile["speculative"]["budget"]
+    return budget * 3 // 2
+
+
 def next_lines(host: ServiceHost, *, changed: bool) -> list[str]:
     """Lines that tell how to query, look at, change and stop the service."""
     current = host.store.current()
@@ -43,7 +49,7 @@ def next_lines(host: ServiceHost, *, changed: bool) -> list[str]:
         f"{name} serves at {unit.url} (release {current.id})",
         f"  query it   curl {unit.url}/v1/completions{key} {header} -d {shlex.quote(body)}",
         f"  look at it {program} status {name}; {program} logs -f {name}; {program} test {name}",
-        f"  change it  {program} swap {name} --set speculative.budget=32",
+        f"  change it  {program} swap {name} --set speculative.budget={_other_budget(current.profile)}",
         f"  undo it    {program} history {name}; {program} rollback {name}",
         f"  stop it    {program} stop {name}",
     ]

@@ -65,7 +65,9 @@ def _config(current: Release, wanted: Mapping[str, Any] | None, again: str) -> I
         swapped = ", swapped since the last deploy" if change.key in current.swapped else ""
         seen, expected = shown(change.old), shown(change.new)
         said = f"{seen} is deployed{swapped}; the profile has {expected}"
-        yield Drift("config", change.key, said, again, expected, seen, "planned")
+        # A deploy asks before it sets back what was swapped.
+        fix = f"{again} --yes" if swapped else again
+        yield Drift("config", change.key, said, fix, expected, seen, "planned")
 
 
 def _host(profile: Profile, service: Deployed, again: str) -> Iterator[Drift]:

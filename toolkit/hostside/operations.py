@@ -182,7 +182,8 @@ def uninstall(args: Args, send: Send) -> dict[str, Any]:
 
 def prune(args: Args, _: Send = _nobody) -> dict[str, Any]:
     """What no release needs; removed unless `dry`."""
-    found = unused.unused(Layout())
+    layouts = {service.layout.root: service.layout for service in deployed_services()}
+    found = [item for layout in ({None: Layout()} | layouts).values() for item in unused.unused(layout)]
     if not args.get("dry"):
         for item in found:
             unused.remove(item)

@@ -91,7 +91,8 @@ def uninstall(
                 )
         with hold(service.layout, service.name, words):
             _remove_service(host, done, purge=purge)
-    forget(service)
+    if purge:
+        forget(service)  # else its history can still be read, and a purge can follow
     if services_in(service.layout):
         if purge:
             _remove_unused(service.layout, done)

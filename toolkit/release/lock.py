@@ -186,10 +186,11 @@ class Lock:
             taken_over = None
             if info is not None:
                 if not self.stale(info):
+                    release = f", or: ddtoolkit lock release {info.token} --service {self._name}"
+                    running = self.transaction_running()  # which no release of the lock ends
                     raise LockedError(
                         f"{self._name} is locked by {info.who} for {info.age()}: {info.command}",
-                        hint="wait with --lock-wait, or: "
-                        f"ddtoolkit lock release {info.token} --service {self._name}",
+                        hint="wait with --lock-wait" + ("" if running else release),
                     )
                 taken_over = info
             if self.transaction_running():
