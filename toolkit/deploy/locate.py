@@ -35,20 +35,25 @@ def layout_of(profile: Profile) -> Layout:
 
 def deployed_services() -> list[Deployed]:
     """All services deployed here by this user, by name."""
+    return [item for item in recorded_services() if item.layout.service(item.name).base.is_dir()]
+
+
+def recorded_services() -> list[Deployed]:
+    """Those, and the ones whose history is left of them."""
     found = []
     for record in sorted(_records().glob("*.json")):
         try:
             root = json.loads(record.read_text(encoding="utf-8"))["root"]
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        service = Deployed(record.stem, Layout(None if root is None else Path(root)))
-        if service.layout.service(service.name).base.is_dir():
-            found.append(service)
+        found.append(Deployed(record.stem, Layout(None if root is None else Path(root))))
     return found
 
 
 def find_service(name: str | None) -> Deployed:
     """The deployed service called `name`, or the only one when no name is given.
+
+    One that was removed is found by its name for as long as its history is kept.
 
     Raises:
         ConfigError: none is deployed, or several are and no name was given.
@@ -65,6 +70,9 @@ def find_service(name: str | None) -> Deployed:
         raise ConfigError(f"several services are deployed here: {names}", hint="name one of them")
     for service in services:
         if service.name == name:
+            return service
+    for service in recorded_services():
+        if service.name == name and service.layout.service(name).history.is_file():
             return service
     raise ConfigError(
         f"no service {name!r} is deployed on this machine (deployed: {names})",

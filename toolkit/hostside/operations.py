@@ -16,7 +16,13 @@ import toolkit
 from toolkit.deploy import flow
 from toolkit.deploy import upgrade as upgrades
 from toolkit.deploy.judging import Judging
-from toolkit.deploy.locate import Deployed, current_release, deployed_services, find_service
+from toolkit.deploy.locate import (
+    Deployed,
+    current_release,
+    deployed_services,
+    find_service,
+    recorded_services,
+)
 from toolkit.deploy.prepare import Prepared, prepare
 from toolkit.deploy.watch import observe
 from toolkit.doctor.collect import collect
@@ -182,7 +188,7 @@ def uninstall(args: Args, send: Send) -> dict[str, Any]:
 
 def prune(args: Args, _: Send = _nobody) -> dict[str, Any]:
     """What no release needs; removed unless `dry`."""
-    layouts = {service.layout.root: service.layout for service in deployed_services()}
+    layouts = {service.layout.root: service.layout for service in recorded_services()}
     found = [item for layout in ({None: Layout()} | layouts).values() for item in unused.unused(layout)]
     if not args.get("dry"):
         for item in found:
