@@ -1,4 +1,4 @@
-"""hosts list, hosts trust."""
+"""hosts list, hosts trust, hosts prepare."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import typer
 
 from toolkit.cli.options import Inventories, Json, Limit
 from toolkit.cli.output import emit, say
+from toolkit.cli.prepare import prepare
 from toolkit.errors import ConfigError, UnreachableError
 
 hosts_app = typer.Typer(help="The hosts of an inventory.", no_args_is_help=True, rich_markup_mode=None)
@@ -15,6 +16,7 @@ hosts_app = typer.Typer(help="The hosts of an inventory.", no_args_is_help=True,
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
+    hosts_app.command("prepare")(prepare)
     app.add_typer(hosts_app, name="hosts")
 
 

@@ -15,6 +15,7 @@ from toolkit.deploy.locate import layout_of
 from toolkit.errors import ToolkitError
 from toolkit.layout import PYTHON, TOOL
 from toolkit.profile.loading import ResolvedProfile
+from toolkit.provision.gpu_host import gpu_host_settings
 from toolkit.provision.requirements import requirements
 from toolkit.remote import package
 from toolkit.service.command import unit_for
@@ -54,7 +55,8 @@ def playbook_settings(resolved: ResolvedProfile) -> dict[str, Any]:
     """The variables of all playbooks; secrets are no part of them.
 
     Returns:
-        `directories`, `packages`, `min_free_bytes`, `user` and `home` for provisioning; `tool` (folder on the
+        `directories`, `packages`, `min_free_bytes`, `user` and `home` for provisioning; `gpu_host` for
+        `gpu.yml`, null where the profile names no driver; `tool` (folder on the
         host, name of the archive), `libraries` (module and arguments; empty where an interpreter has them)
         and `python` for the build; `weights` (a request a checkpoint) for fetching them; `profile` and
         `sources` (base64) for the installation.
@@ -68,6 +70,7 @@ def playbook_settings(resolved: ResolvedProfile) -> dict[str, Any]:
         python = str(interpreter(layout.environments / lock.folder_name))
     return {
         **requirements(profile, layout).settings(),
+        "gpu_host": gpu_host_settings(profile),
         "tool": {"folder": f"{TOOL}/{package.digest()}", "archive": name},
         "libraries": [] if lock is None else [MODULE, *arguments(profile, lock)],
         "python": python,

@@ -106,10 +106,52 @@ Package = Annotated[
         json_schema_extra=_allowed("a Debian package name, with =VERSION if it is pinned"),
     ),
 ]
+KernelArgument = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9_.-]{1,64}(=[A-Za-z0-9_.,:/@+-]{1,128})?$",
+        json_schema_extra=_allowed("one argument such as iommu=pt"),
+    ),
+]
+ModuleOption = Annotated[
+    str,
+    Field(
+        pattern=r"^[a-z0-9_]{1,64} [A-Za-z0-9_]{1,64}=[A-Za-z0-9_.,:+-]{1,64}$",
+        json_schema_extra=_allowed("a module and an option such as nvidia_uvm uvm_disable_hmm=1"),
+    ),
+]
 
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Driver(_Section):
+    """The NVIDIA driver and what a host boots with: for `ddtoolkit hosts prepare`, not for a deploy."""
+
+    branch: int = Field(ge=300, le=9999, description="driver branch, the first number of its version")
+    package: Package | None = Field(
+        None,
+        description="package that brings the driver; unset: nvidia-driver-BRANCH-server-open, "
+        "nvidia-open-BRANCH or nvidia-open, the first that a configured apt source has",
+    )
+    fabric_manager: Package | None = Field(
+        None,
+        description="package of the fabric manager (nvlink); unset: nvidia-fabricmanager-BRANCH, or "
+        "nvidia-fabricmanager, in the driver's version",
+    )
+    cuda_toolkit: bool = Field(
+        True, description="install the CUDA toolkit of hardware.cuda and ninja, which compile kernels"
+    )
+    kernel_arguments: tuple[KernelArgument, ...] = Field(
+        (), max_length=32, description="arguments that are added to the kernel's command line, by GRUB"
+    )
+    module_options: tuple[ModuleOption, ...] = Field(
+        (), max_length=32, description="options of kernel modules"
+    )
+    acs_off: bool = Field(
+        False, description="turn ACS redirection off on PCI bridges at each boot, before anything serves"
+    )
 
 
 class Hardware(_Section):
@@ -138,6 +180,7 @@ class Hardware(_Section):
         description="CUDA version that the engine is built for",
         json_schema_extra=_allowed("two numbers such as 13.0"),
     )
+    driver: Driver | None = Field(None, description="what `ddtoolkit hosts prepare` installs; unset: nothing")
 
 
 class Host(_Section):

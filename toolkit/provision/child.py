@@ -44,7 +44,7 @@ def _on_event(event: dict[str, Any]) -> bool:
                 "task": data.get("task", ""),
                 "host": data.get("host", ""),
                 "outcome": outcome,
-                "message": str(result.get("msg") or result.get("stderr") or "") if outcome != "ok" else "",
+                "message": str(result.get("msg") or (outcome != "ok" and result.get("stderr")) or ""),
                 "diff": diff_text(result) if outcome == "changed" else "",
             }
         )

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ class TaskResult:
         task: its name.
         host: the host.
         outcome: ok, changed, skipped, failed or unreachable.
-        message: what Ansible says of it, "" where it is ok.
+        message: what Ansible says of it, "" where it says nothing.
         diff: what it changed or, in check mode, would change, where Ansible tells.
     """
 
@@ -93,6 +93,7 @@ def run_on_hosts(
     *,
     on_task: Callable[[TaskResult], None] | None = None,
     check: bool = False,
+    extra_vars: Mapping[str, Any] | None = None,
     timeout: float = 1800.0,
     idle_timeout: float = 600.0,
 ) -> dict[str, ToolkitError]:
@@ -107,6 +108,7 @@ def run_on_hosts(
         hosts: the hosts that it is to run on.
         on_task: called with each task's result as it ends.
         check: change nothing, only see what would be.
+        extra_vars: further variables of the playbook, which Ansible evaluates: never a user's values.
         timeout: seconds for the whole run.
         idle_timeout: seconds without any output before the run is ended.
 
@@ -123,6 +125,7 @@ def run_on_hosts(
         "limit": ",".join(hosts),
         "become": True,
         "check": check,
+        "extra_vars": dict(extra_vars or {}),
         "timeout": int(timeout),
         "idle_timeout": int(idle_timeout),
     }

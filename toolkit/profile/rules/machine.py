@@ -16,9 +16,13 @@ _PCIE_LEVELS = ("PIX", "PXB", "PHB", "SYS", "LOC")
 def machine_rules(profile: Profile) -> Iterator[Finding]:
     """What of `hardware` contradicts the catalogue, and NCCL's variables what joins the GPUs."""
     if profile.hardware.device != "cuda":
+        if profile.hardware.driver is not None:
+            said = "the engine computes on the CPU: it needs no driver"
+            yield error(said, "hardware.driver", "hardware.device", hint="take it out")
         return
     yield from _catalogue(profile)
     yield from _driver(profile)
+    yield from _prepared(profile)
     yield from _joined(profile)
     yield from _nccl(profile)
 
@@ -71,6 +75,42 @@ def _driver(profile: Profile) -> Iterator[Finding]:
             "hardware.min_driver",
             "hardware.cuda",
             hint=needed,
+        )
+
+
+def _prepared(profile: Profile) -> Iterator[Finding]:
+    """What `hosts prepare` is asked for."""
+    hardware, driver = profile.hardware, profile.hardware.driver
+    if driver is None:
+        return
+    floor = hardware.min_driver
+    if floor is not None and driver.branch < version_of(floor)[0]:
+        yield error(
+            f"branch {driver.branch} has no driver of {floor} or newer",
+            "hardware.driver.branch",
+            "hardware.min_driver",
+            hint=str(version_of(floor)[0]),
+        )
+    if driver.cuda_toolkit and hardware.cuda is None:
+        yield error(
+            "which CUDA toolkit is not known",
+            "hardware.driver.cuda_toolkit",
+            "hardware.cuda",
+            hint="set hardware.cuda, or cuda_toolkit: false",
+        )
+    if driver.acs_off and hardware.interconnect != "pcie":
+        yield error(
+            "only GPUs that are joined by PCIe reach each other through bridges with ACS",
+            "hardware.driver.acs_off",
+            "hardware.interconnect",
+            hint="take it out",
+        )
+    if driver.fabric_manager is not None and hardware.interconnect != "nvlink":
+        yield error(
+            "only NVLink switches have a fabric manager",
+            "hardware.driver.fabric_manager",
+            "hardware.interconnect",
+            hint="take it out",
         )
 
 

@@ -1,0 +1,1 @@
+../../base/library/dpkg_lock.py

@@ -1,0 +1,110 @@
+"""hosts prepare."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from toolkit.cli.options import Inventories, Json, Limit, Overlays, ProfileName, Sets, Verbose, Yes
+from toolkit.cli.output import answer, emit, require_yes, say
+from toolkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from toolkit.fleet.results import HostResult
+
+
+def prepare(
+    name: ProfileName,
+    overlays: Overlays = None,
+    sets: Sets = None,
+    inventory: Inventories = None,
+    limit: Limit = None,
+    allow_reboot: Annotated[
+        bool,
+        typer.Option(
+            "--allow-reboot",
+            help="Reboot hosts that need it, drained and one after the other, and replace drivers.",
+        ),
+    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Only show what would be done.")] = False,
+    yes: Yes = False,
+    verbose: Verbose = False,
+    as_json: Json = False,
+) -> None:
+    """Install a profile's NVIDIA driver and boot settings on its hosts; exit 7 if a reboot is left."""
+    from toolkit.cli.board import Board
+    from toolkit.fleet.gpu_hosts import prepare_in_turn, preview
+    from toolkit.inventory.host import hosts_with
+    from toolkit.inventory.load import load_hosts
+    from toolkit.profile.loading import load_profile
+    from toolkit.provision.gpu_host import require_gpu_host
+
+    if not inventory:
+        raise ConfigError("name an inventory", hint="add -i inventory.yaml")
+    resolved = load_profile(name, overlays=overlays or (), sets=sets or ())
+    settings = {"gpu_host": require_gpu_host(resolved.profile)}
+    if not check:
+        require_yes(yes=yes, as_json=as_json)
+    hosts = hosts_with(load_hosts(inventory, limit=limit), resolved.profile.name, limit=limit)
+    names = [host.name for host in hosts]
+    planned = preview(settings, inventory, names)
+    _show(planned, allow_reboot=allow_reboot, tell=answer if check and not as_json else say)
+    todo = [item.host for item in planned if item.ok and (item.value["planned"] or item.value["changes"])]
+    if check or not todo or any(not item.ok for item in planned):
+        _end(planned, as_json=as_json)
+        return
+    _confirm(todo, yes=yes)
+    with Board(todo, verbose=verbose) as board:
+        done = prepare_in_turn(
+            settings, inventory, todo, board.tell, allow_reboot=allow_reboot, look=lambda _: None
+        )
+    results = {item.host: item for item in (*planned, *done)}
+    _end(list(results.values()), as_json=as_json)
+
+
+def _show(planned: Sequence[HostResult], *, allow_reboot: bool, tell: Any) -> None:
+    for item in planned:
+        if item.value is None:
+            continue
+        lines, changes = item.value["planned"], item.value["changes"]
+        if not lines and not changes:
+            tell(f"{item.host}: nothing to do")
+        for line in lines:
+            no = " (not without --allow-reboot)" if line.startswith("reboot: ") and not allow_reboot else ""
+            tell(f"{item.host}: {line}{no}")
+        for change in changes:
+            tell(f"{item.host}: {change[:1].lower()}{change[1:]}")
+
+
+def _confirm(hosts: Sequence[str], *, yes: bool) -> None:
+    if yes:
+        return
+    what = f"prepare {', '.join(hosts)}"
+    if not sys.stdin.isatty():
+        raise ConfigError(f"this would {what}", hint="add --yes")
+    if not typer.confirm(f"{what}?", err=True):
+        raise typer.Exit(1)
+
+
+def _end(results: Sequence[HostResult], *, as_json: bool) -> None:
+    from toolkit.cli.fleet import show_errors
+    from toolkit.fleet.results import to_json, worst
+
+    if as_json:
+        emit(to_json(results))
+    show_errors(results)
+    for item in results:
+        if item.skipped:
+            say(f"{item.host}: {item.skipped}")
+        elif item.value is not None and "pending" in item.value:
+            for line in item.value["pending"]:
+                say(f"{item.host}: pending: {line}")
+            if item.value["pending"]:
+                say("  next: the same command with --allow-reboot")
+            else:
+                say(f"{item.host}: ready")
+    if code := worst(results):
+        raise typer.Exit(code)
