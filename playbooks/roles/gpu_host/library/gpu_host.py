@@ -182,6 +182,10 @@ def read(path: Path) -> str:
         return ""
 
 
+def _newer(source: Path, made: Path) -> bool:
+    return not made.exists() or made.stat().st_mtime_ns < source.stat().st_mtime_ns
+
+
 class Host:
     """The host against what is asked for; collects `install`, `remove`, `unknown` and `steps`."""
 
@@ -210,10 +214,10 @@ class Host:
                         why = "what uses the GPUs fails from then on"
                         self.replaces = f"driver {version} replaces {now}, which is loaded: {why}"
                     return version
-        floor = f" of {self.asked['min_driver']} or newer" if self.asked["min_driver"] else ""
-        self.unknown.append(
-            f"no configured apt source has a driver of branch {self.asked['branch']}{floor} ({', '.join(names)})"
-        )
+        wanted = f"branch {self.asked['branch']}"
+        if self.asked["min_driver"]:
+            wanted += f", {self.asked['min_driver']} or newer"
+        self.unknown.append(f"no configured apt source has a driver of {wanted} ({' or '.join(names)})")
         return ""
 
     def fabric_manager(self, driver: str) -> None:
@@ -282,9 +286,10 @@ class Host:
 
     def stale(self) -> Iterator[str]:
         """What has to be generated anew: its configuration is newer."""
-        for name, source, made in (("grub", GRUB, GRUB_CONFIG), ("initramfs", MODPROBE, INITRAMFS)):
-            if source.exists() and made.exists() and made.stat().st_mtime_ns < source.stat().st_mtime_ns:
-                yield name
+        if GRUB.exists() and _newer(GRUB, GRUB_CONFIG):
+            yield "grub"
+        if MODPROBE.exists() and INITRAMFS.exists() and _newer(MODPROBE, INITRAMFS):
+            yield "initramfs"
 
     def installed_driver(self) -> str:
         """Version of the driver that is installed; empty without one."""

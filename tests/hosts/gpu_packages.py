@@ -1,0 +1,188 @@
+"""An apt repository with small packages that bear the names of NVIDIA's, and boots that behave as with GPUs.
+
+The packages' programs are scripts: nvidia-smi, nvidia-persistenced, lspci, setpci and update-grub of hosts
+that have neither GPUs nor PCI bridges nor a boot loader. What a real boot would load or read, a unit mounts
+over /sys/module and /proc/cmdline: the module of the driver that is installed then, nouveau unless it is
+blacklisted, and the command line that update-grub wrote.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from pathlib import Path
+
+from tests.hosts.machines import Host
+
+REPOSITORY = "/srv/packages"
+OLD, NEW, OLDEST = "570.86.15", "580.95.05", "580.65.06"
+BRIDGE = "0000:40:01.1"
+
+SMI = """#!/bin/sh
+[ -d /sys/module/nvidia ] || { echo "NVIDIA-SMI has failed" >&2; exit 9; }
+case "$*" in
+    *persistence_mode*) cat /run/gpu/persistence 2>/dev/null || echo Disabled;;
+esac
+"""
+PERSISTENCED = """#!/bin/sh
+mkdir -p /run/gpu
+for word; do
+    case "$word" in
+        --persistence-mode) echo Enabled > /run/gpu/persistence;;
+        --no-persistence-mode) echo Disabled > /run/gpu/persistence;;
+    esac
+done
+exec sleep infinity
+"""
+PERSISTENCED_UNIT = """[Unit]
+Description=NVIDIA Persistence Daemon
+[Service]
+ExecStart=/usr/bin/nvidia-persistenced --user nvidia-persistenced --no-persistence-mode --verbose
+[Install]
+WantedBy=multi-user.target
+"""
+FABRIC_UNIT = """[Unit]
+Description=NVIDIA fabric manager service
+[Service]
+ExecStart=/usr/bin/nv-fabricmanager
+[Install]
+WantedBy=multi-user.target
+"""
+# A fabric manager of another version than the loaded driver ends at once, as the real one does.
+FABRIC = """#!/bin/sh
+[ "$(cat /sys/module/nvidia/version)" = {version} ] || exit 1
+exec sleep infinity
+"""
+LSPCI = f"""#!/bin/sh
+on=+; [ -e /run/acs-is-off ] && on=-
+printf '{BRIDGE} PCI bridge: A switch, downstream port\\n'
+printf '\\tACSCap:\\tSrcValid+ TransBlk+ ReqRedir+\\n'
+printf '\\tACSCtl:\\tSrcValid%s TransBlk- ReqRedir%s\\n\\n' $on $on
+printf '0000:41:00.0 3D controller: A GPU\\n\\tACSCtl:\\tSrcValid+\\n'
+"""
+SETPCI = """#!/bin/sh
+echo "$*" >> /var/log/setpci
+touch /run/acs-is-off
+"""
+UPDATE_GRUB = """#!/bin/sh
+GRUB_CMDLINE_LINUX=quiet
+for file in /etc/default/grub.d/*.cfg; do [ -e "$file" ] && . "$file"; done
+mkdir -p /boot/grub
+echo "$GRUB_CMDLINE_LINUX" > /boot/grub/grub.cfg
+echo ran >> /var/log/update-grub
+"""
+BOOT = """#!/bin/sh
+mkdir -p /run/boot/module
+driver=$(dpkg-query --show --showformat='${db:Status-Status} ${Version}\\n' 'nvidia-driver-*' 2>/dev/null |
+    sed -n 's/^installed \\([0-9.]*\\).*/\\1/p' | head -1)
+[ -n "$driver" ] && mkdir -p /run/boot/module/nvidia && echo "$driver" > /run/boot/module/nvidia/version
+grep -qs '^blacklist nouveau' /etc/modprobe.d/*.conf || mkdir -p /run/boot/module/nouveau
+cat /boot/grub/grub.cfg > /run/boot/cmdline 2>/dev/null || echo quiet > /run/boot/cmdline
+[ -d /sys/module ] || { mount -o remount,rw /sys && mkdir /sys/module; }
+mount --bind /run/boot/module /sys/module
+mount --bind /run/boot/cmdline /proc/cmdline
+"""
+BOOT_UNIT = """[Unit]
+DefaultDependencies=no
+After=local-fs.target
+Before=basic.target
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/usr/local/sbin/boot-with-gpus
+[Install]
+WantedBy=sysinit.target
+"""
+
+
+def build(folder: Path) -> Path:
+    """Write all packages and their index into `folder`; the folder."""
+    for branch, version in ((570, OLD), (580, OLDEST), (580, NEW)):
+        full = f"{version}-0ubuntu1"
+        library = f"libnvidia-compute-{branch}-server"
+        package(folder, library, full)
+        package(
+            folder,
+            f"nvidia-driver-{branch}-server-open",
+            full,
+            {
+                "/usr/bin/nvidia-smi": SMI,
+                "/usr/bin/nvidia-persistenced": PERSISTENCED,
+                "/lib/systemd/system/nvidia-persistenced.service": PERSISTENCED_UNIT,
+            },
+            Depends=f"{library} (= {full})",
+            **dict.fromkeys(("Provides", "Conflicts", "Replaces"), "nvidia-driver-binary"),
+        )
+        package(
+            folder,
+            f"nvidia-fabricmanager-{branch}",
+            full,
+            {
+                "/usr/bin/nv-fabricmanager": FABRIC.format(version=version),
+                "/lib/systemd/system/nvidia-fabricmanager.service": FABRIC_UNIT,
+            },
+        )
+    for name in ("cuda-toolkit-13-0", "ninja-build"):
+        package(folder, name, "1.0-1")
+    package(folder, "pciutils", "1.0-1", {"/usr/bin/lspci": LSPCI, "/usr/bin/setpci": SETPCI})
+    package(folder, "grub2-common", "1.0-1", {"/usr/sbin/update-grub": UPDATE_GRUB})
+    index(folder)
+    return folder
+
+
+def package(
+    folder: Path, name: str, version: str, files: dict[str, str] | None = None, **fields: str
+) -> None:
+    """Build one package whose files are scripts and units."""
+    root = folder / ".build"
+    control = {"Package": name, "Version": version, "Architecture": "all", **fields}
+    control |= {"Maintainer": "tests <tests@example.org>", "Description": name}
+    (root / "DEBIAN").mkdir(parents=True)
+    (root / "DEBIAN" / "control").write_text("".join(f"{key}: {value}\n" for key, value in control.items()))
+    for path, text in (files or {}).items():
+        target = root / path.lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+        target.chmod(0o644 if path.endswith(".service") else 0o755)
+    command = ["dpkg-deb", "--root-owner-group", "--build", root, folder / f"{name}_{version}_all.deb"]
+    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(["rm", "-r", root], check=True)
+
+
+def index(folder: Path) -> None:
+    """Write `Packages`, which apt reads."""
+    entries = []
+    for path in sorted(folder.glob("*.deb")):
+        fields = subprocess.run(
+            ["dpkg-deb", "--field", path], check=True, capture_output=True, text=True
+        ).stdout
+        data = path.read_bytes()
+        digest = hashlib.sha256(data).hexdigest()
+        entries.append(f"{fields}Filename: ./{path.name}\nSize: {len(data)}\nSHA256: {digest}\n")
+    (folder / "Packages").write_text("\n".join(entries))
+
+
+def forget_sources(host: Host) -> None:
+    """Take out the sources of the Debian that the host was made from: nothing answers there."""
+    host.root(["sh", "-c", "rm -rf /etc/apt/sources.list /etc/apt/sources.list.d/* /var/lib/apt/lists/*"])
+
+
+def add_source(host: Host) -> None:
+    """Configure the repository as an apt source."""
+    line = f"deb [trusted=yes] file:{REPOSITORY} ./\n"
+    host.path("/etc/apt/sources.list.d/nvidia.list").write_text(line)
+
+
+def boot_with_gpus(host: Host) -> None:
+    """Let the host's next boots behave as with GPUs; there is a boot loader."""
+    program = host.path("/usr/local/sbin/boot-with-gpus")
+    program.write_text(BOOT)
+    program.chmod(0o755)
+    host.path("/etc/systemd/system/boot-with-gpus.service").write_text(BOOT_UNIT)
+    host.root(["systemctl", "enable", "--quiet", "boot-with-gpus.service"])
+
+
+def apt_install(host: Host, *names: str) -> None:
+    """Install packages by hand."""
+    host.root(["apt-get", "-q", "update"])
+    host.root(["apt-get", "-q", "-y", "install", *names])

@@ -1,0 +1,186 @@
+"""Making hosts with GPUs ready, on hosts that really reboot: by the command and by ansible-playbook alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.hosts import gpu_packages as gpus
+from tests.hosts.conftest import MakeHost
+from tests.hosts.inventory import write_inventory
+from tests.hosts.machines import Host
+
+pytestmark = pytest.mark.timeout(420)
+
+PCIE, NVLINK = "rtx-pro-6000-pcie-8x", "h200-nvlink"
+SCRIPTS = Path(sys.executable).parent
+PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
+DRIVER = {
+    PCIE: "{branch: 580, kernel_arguments: [iommu=pt], acs_off: true, "
+    "module_options: [nvidia_uvm uvm_disable_hmm=1]}",
+    NVLINK: "{branch: 580}",
+}
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return gpus.build(tmp_path_factory.mktemp("packages"))
+
+
+@pytest.fixture(scope="module")
+def hosts(repository: Path, make_host: MakeHost) -> dict[str, Host]:
+    bind = f"{repository}:{gpus.REPOSITORY}"
+    made = {
+        name: make_host(release, name=name, binds=[bind])
+        for name, release in (("gpu1", "bookworm"), ("gpu2", "trixie"))
+    }
+    for host in made.values():
+        gpus.forget_sources(host)
+    return made
+
+
+@pytest.fixture(scope="module")
+def inventory(hosts: dict[str, Host], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    variables = {name: {"ddtoolkit_profiles": [PCIE, NVLINK]} for name in hosts}
+    return write_inventory(tmp_path_factory.mktemp("gpu") / "inventory.yaml", hosts.values(), variables)
+
+
+@pytest.fixture(scope="module")
+def prepare(inventory: Path) -> Command:
+    def run(
+        name: str, *arguments: str, limit: str = "gpu1", status: int = 0
+    ) -> subprocess.CompletedProcess[str]:
+        command = [SCRIPTS / "ddtoolkit", "hosts", "prepare", name, "-i", inventory, "--limit", limit]
+        return ended([*command, "--set", f"hardware.driver={DRIVER[name]}", *arguments], status)
+
+    return run
+
+
+def ended(command: list[object], status: int) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"ANSIBLE_PIPELINING": "True"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=400, env=environment)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+def version_of(host: Host, package: str) -> str:
+    shape = "--showformat=${db:Status-Status} ${Version}"
+    shown = host.root(["dpkg-query", "--show", shape, package], check=False).stdout
+    return shown.removeprefix("installed ") if shown.startswith("installed ") else ""
+
+
+def boot_of(host: Host) -> str:
+    return host.root(["cat", "/proc/sys/kernel/random/boot_id"]).stdout
+
+
+def held(host: Host) -> set[str]:
+    return set(host.root(["apt-mark", "showhold"]).stdout.split())
+
+
+def test_without_a_source_it_says_what_is_missing_and_adds_none(
+    prepare: Command, hosts: dict[str, Host]
+) -> None:
+    shown = prepare(PCIE, "--check").stdout
+    assert "gpu1: no configured apt source has a driver of branch 580, 580.65.06 or newer" in shown
+    said = prepare(PCIE, "--yes", status=1).stderr
+    assert "no configured apt source has cuda-toolkit-13-0" in said
+    assert "sources are never added unasked" in said
+    assert hosts["gpu1"].root(["ls", "/etc/apt/sources.list.d"]).stdout == ""
+    assert not hosts["gpu1"].path("/etc/modprobe.d/ddtoolkit-gpu.conf").exists()
+
+
+def test_after_a_failure_no_other_host_is_begun(prepare: Command, hosts: dict[str, Host]) -> None:
+    gpus.add_source(hosts["gpu2"])
+    hosts["gpu2"].root(["apt-get", "-q", "update"])
+    shown = json.loads(prepare(PCIE, "--yes", "--json", limit="gpu1,gpu2", status=1).stdout)["hosts"]
+    assert "sources are never added unasked" in shown["gpu1"]["error"]
+    assert shown["gpu2"]["skipped"] == "not begun, since gpu1 failed"
+    assert version_of(hosts["gpu2"], "nvidia-driver-580-server-open") == ""
+
+
+def test_what_needs_no_reboot_is_done_and_the_rest_is_pending(
+    prepare: Command, hosts: dict[str, Host]
+) -> None:
+    host = hosts["gpu1"]
+    gpus.add_source(host)
+    gpus.apt_install(host, "grub2-common")
+    gpus.boot_with_gpus(host)
+    host.reboot()
+    before = boot_of(host)
+    said = prepare(PCIE, "--yes", status=7).stderr
+    assert "driver: install nvidia-driver-580-server-open 580.95.05-0ubuntu1" in said
+    assert "gpu1: pending: iommu=pt is not on the kernel's command line" in said
+    assert "gpu1: pending: nouveau is loaded; it is blacklisted from the next boot on" in said
+    assert "next: the same command with --allow-reboot" in said
+    assert boot_of(host) == before
+    assert version_of(host, "nvidia-driver-580-server-open") == "580.95.05-0ubuntu1"
+    assert {"nvidia-driver-580-server-open", "libnvidia-compute-580-server"} <= held(host)
+    assert "iommu=pt" in host.path("/boot/grub/grub.cfg").read_text()
+    assert f"-s {gpus.BRIDGE} ECAP_ACS+0x6.w=0000\n" == host.path("/var/log/setpci").read_text()
+
+
+def test_a_reboot_that_is_allowed_finishes_it(prepare: Command, hosts: dict[str, Host]) -> None:
+    host = hosts["gpu1"]
+    before = boot_of(host)
+    assert "gpu1: ready" in prepare(PCIE, "--yes", "--allow-reboot").stderr
+    assert boot_of(host) != before
+    assert "iommu=pt" in host.root(["cat", "/proc/cmdline"]).stdout
+    assert host.root(["nvidia-smi", "--query-gpu=persistence_mode"]).stdout == "Enabled\n"
+    assert host.root(["test", "-e", "/run/acs-is-off"], check=False).returncode == 0
+    reached = host.root(
+        ["systemctl", "show", "-P", "ActiveEnterTimestampMonotonic", "basic.target", "gpu-acs-off"]
+    )
+    basic, acs = (int(line) for line in reached.stdout.split())
+    assert acs <= basic
+
+
+def test_a_second_run_changes_nothing_and_does_not_reboot(
+    prepare: Command, hosts: dict[str, Host], inventory: Path
+) -> None:
+    host = hosts["gpu1"]
+    before = boot_of(host)
+    assert "gpu1: nothing to do" in prepare(PCIE, "--yes", "--allow-reboot").stderr
+    settings = inventory.parent / "settings"
+    render = [SCRIPTS / "ddtoolkit", "render", PCIE, "--format", "ansible", "--out", settings]
+    ended([*render, "--set", f"hardware.driver={DRIVER[PCIE]}"], 0)
+    playbook = [SCRIPTS / "ansible-playbook", "-i", inventory, PLAYBOOKS / "gpu.yml", "--limit", "gpu1"]
+    playbook += [
+        "-e",
+        f"ddtoolkit_settings_file={settings}/settings.json",
+        "-e",
+        "ddtoolkit_allow_reboot=true",
+    ]
+    for more in ([], ["--check"]):
+        shown = ended([*playbook, *more], 0).stdout
+        assert re.search(r"^gpu1 .* changed=0 ", shown, re.MULTILINE), shown
+    assert boot_of(host) == before
+    assert host.path("/var/log/update-grub").read_text() == "ran\n"
+
+
+def test_a_fabric_manager_of_another_version_is_replaced_without_a_reboot(
+    prepare: Command, hosts: dict[str, Host]
+) -> None:
+    host = hosts["gpu2"]
+    gpus.apt_install(
+        host, "nvidia-driver-580-server-open", f"nvidia-fabricmanager-580={gpus.OLDEST}-0ubuntu1"
+    )
+    gpus.boot_with_gpus(host)
+    host.path("/etc/modprobe.d/nouveau.conf").write_text("blacklist nouveau\n")
+    host.reboot()
+    before = boot_of(host)
+    said = prepare(NVLINK, "--yes", limit="gpu2").stderr
+    assert "fabric manager: nvidia-fabricmanager-580 580.65.06-0ubuntu1 -> 580.95.05-0ubuntu1" in said
+    assert boot_of(host) == before
+    assert version_of(host, "nvidia-fabricmanager-580") == "580.95.05-0ubuntu1"
+    assert host.root(["systemctl", "is-active", "nvidia-fabricmanager"]).stdout == "active\n"
+    assert "nvidia-fabricmanager-580" in held(host)
+    assert not host.path("/etc/systemd/system/gpu-acs-off.service").exists()
