@@ -93,6 +93,11 @@ class Layout:
         return self._under("/var/lib/ddtoolkit/state", "state")
 
     @property
+    def provisioned(self) -> Path:
+        """What provisioning added to the system beside its own folders, for who takes it back."""
+        return self._under("/var/lib/ddtoolkit/provisioned.json", "provisioned.json")
+
+    @property
     def logs(self) -> Path:
         """Logs of all services."""
         return self._under("/var/log/ddtoolkit", "log")

@@ -173,8 +173,11 @@ def add_source(host: Host) -> None:
     host.path("/etc/apt/sources.list.d/nvidia.list").write_text(line)
 
 
-def boot_with_gpus(host: Host) -> None:
-    """Let the host's next boots behave as with GPUs; there is a boot loader."""
+def boot_with_gpus(host: Host, *, nouveau: bool = True) -> None:
+    """Let the host's next boots behave as with GPUs; `nouveau` takes them until it is blacklisted."""
+    host.root(["mkdir", "-p", "/etc/modprobe.d"])
+    if not nouveau:
+        host.path("/etc/modprobe.d/test.conf").write_text("blacklist nouveau\n")
     program = host.path("/usr/local/sbin/boot-with-gpus")
     program.write_text(BOOT)
     program.chmod(0o755)

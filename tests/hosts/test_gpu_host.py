@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from tests.hosts.machines import Host
 
 pytestmark = pytest.mark.timeout(420)
 
-PCIE, NVLINK = "rtx-pro-6000-pcie-8x", "h200-nvlink"
+PCIE, NVLINK, SERVED = "rtx-pro-6000-pcie-8x", "h200-nvlink", "systemd-cpu"
 SCRIPTS = Path(sys.executable).parent
 PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
 DRIVER = {
@@ -170,11 +172,11 @@ def test_a_fabric_manager_of_another_version_is_replaced_without_a_reboot(
     prepare: Command, hosts: dict[str, Host]
 ) -> None:
     host = hosts["gpu2"]
+    gpus.add_source(host)
     gpus.apt_install(
         host, "nvidia-driver-580-server-open", f"nvidia-fabricmanager-580={gpus.OLDEST}-0ubuntu1"
     )
-    gpus.boot_with_gpus(host)
-    host.path("/etc/modprobe.d/nouveau.conf").write_text("blacklist nouveau\n")
+    gpus.boot_with_gpus(host, nouveau=False)
     host.reboot()
     before = boot_of(host)
     said = prepare(NVLINK, "--yes", limit="gpu2").stderr
@@ -184,3 +186,80 @@ def test_a_fabric_manager_of_another_version_is_replaced_without_a_reboot(
     assert host.root(["systemctl", "is-active", "nvidia-fabricmanager"]).stdout == "active\n"
     assert "nvidia-fabricmanager-580" in held(host)
     assert not host.path("/etc/systemd/system/gpu-acs-off.service").exists()
+
+
+class Balancer:
+    """A load balancer as the inventory's hooks see it, and the command on the host that stands behind it."""
+
+    def __init__(self, host: Host, folder: Path) -> None:
+        self.host, self.log = host, folder / "log"
+        self.log.touch()
+
+        def hook(word: str) -> list[str]:
+            return [sys.executable, "-c", f"open({str(self.log)!r}, 'a').write('{word} ')"]
+
+        hooks = {"ddtoolkit_drain": hook("drain"), "ddtoolkit_undrain": hook("undrain")}
+        variables = {host.name: {"ddtoolkit_profiles": [PCIE, SERVED], **hooks}}
+        self.inventory = write_inventory(folder / "inventory.yaml", [host], variables)
+        prepare = ["hosts", "prepare", PCIE, "--set", f"hardware.driver={DRIVER[PCIE]}"]
+        self.prepare = [SCRIPTS / "ddtoolkit", *prepare, "-i", self.inventory, "--yes"]
+
+    def told(self) -> str:
+        return self.log.read_text()
+
+    def status(self) -> dict[str, object]:
+        (found,) = json.loads(self.host.root(["ddtoolkit", "status", "--json"]).stdout)
+        return found
+
+
+@pytest.fixture(scope="module")
+def balancer(repository: Path, make_host: MakeHost, tmp_path_factory: pytest.TempPathFactory) -> Balancer:
+    """A host that serves; the module of an older driver branch is loaded there."""
+    bind = f"{repository}:{gpus.REPOSITORY}"
+    host = make_host("bookworm", name="gpu3", binds=[bind], engine=True, disk="4G")
+    gpus.forget_sources(host)
+    gpus.add_source(host)
+    gpus.apt_install(host, "grub2-common", "nvidia-driver-570-server-open", "nvidia-fabricmanager-570")
+    gpus.boot_with_gpus(host, nouveau=False)
+    host.reboot()
+    made = Balancer(host, tmp_path_factory.mktemp("balancer"))
+    deploy = ["deploy", "profile", SERVED, "--set", f"host.python={sys.executable}"]
+    ended([SCRIPTS / "ddtoolkit", *deploy, "-i", made.inventory, "--yes"], 0)
+    assert made.status()["healthy"]
+    made.log.write_text("")
+    return made
+
+
+def test_a_driver_is_not_replaced_under_what_serves(balancer: Balancer) -> None:
+    before, boot = balancer.status()["pid"], boot_of(balancer.host)
+    said = ended(balancer.prepare, 7).stderr
+    assert "gpu3: pending: driver 580.95.05 replaces 570.86.15, which is loaded" in said
+    assert version_of(balancer.host, "nvidia-driver-580-server-open") == ""
+    assert version_of(balancer.host, "nvidia-driver-570-server-open") == "570.86.15-0ubuntu1"
+    assert (balancer.status()["pid"], boot_of(balancer.host)) == (before, boot)
+    assert balancer.told() == ""
+
+
+def test_a_change_of_branch_drains_reboots_and_goes_on_after_its_controller_was_killed(
+    balancer: Balancer,
+) -> None:
+    boot = boot_of(balancer.host)
+    command = [*balancer.prepare, "--allow-reboot"]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as controller:
+        end = time.monotonic() + 200
+        while balancer.told() != "drain ":
+            assert controller.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        os.killpg(controller.pid, signal.SIGKILL)
+    said = ended(command, 0).stderr
+    assert "gpu3: go on with a run that was cut off: the host is drained" in said
+    assert "gpu3: ready" in said
+    assert boot_of(balancer.host) != boot
+    assert balancer.host.root(["cat", "/sys/module/nvidia/version"]).stdout == f"{gpus.NEW}\n"
+    assert version_of(balancer.host, "nvidia-driver-570-server-open") == ""
+    assert balancer.status()["healthy"]
+    assert balancer.told() == "drain drain undrain "
+    assert not balancer.host.path("/var/lib/ddtoolkit/gpu-host.json").exists()

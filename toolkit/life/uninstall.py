@@ -17,8 +17,10 @@ from toolkit.deploy.locate import Deployed, forget
 from toolkit.errors import ToolkitError
 from toolkit.hostside import command
 from toolkit.layout import TOOL, Layout
+from toolkit.life.system import give_back
 from toolkit.life.unused import remove, services_in, unused
 from toolkit.profile.schema import DEFAULT_USER
+from toolkit.provision.requirements import journal_drop_in
 from toolkit.release import control
 from toolkit.release.controller import hold, reserve
 from toolkit.release.experiment import forget_experiment
@@ -101,6 +103,10 @@ def uninstall(
         _remove_unit(RECOVER_UNIT, done)
     if purge:
         _remove_unused(service.layout, done, young=0.0)
+        if service.layout.root is None:
+            removed, kept = give_back(service.layout.provisioned)
+            done.removed.extend(removed)
+            done.kept.extend(kept)
         _remove_folders(service.layout, done)
         if service.layout.root is None:
             _remove_toolkit(done)
@@ -113,6 +119,7 @@ def _remove_service(host: ServiceHost, done: Removal, *, purge: bool) -> None:
     forget_experiment(paths)
     if host.layout.root is None:
         _remove_unit(unit_name(host.name), done)
+        _remove_journal_limit(host.name, done)
     for path in (paths.base, paths.cache, paths.log):
         _remove_path(path, done)
     for rotated in paths.log.parent.glob(f"{paths.log.name}.*"):
@@ -148,6 +155,16 @@ def _remove_unit(unit: str, done: Removal) -> None:
     done.removed.append(str(path))
     for drop_in in unit_files.drop_ins(unit):
         done.kept.append(f"{drop_in}: not made by ddtoolkit")
+
+
+def _remove_journal_limit(name: str, done: Removal) -> None:
+    path = journal_drop_in(name)
+    if not path.is_file():
+        return
+    _remove_path(path, done)
+    with contextlib.suppress(OSError):  # it holds others' settings
+        path.parent.rmdir()
+    systemctl("restart", "systemd-journald.service")
 
 
 def _remove_path(path: Path, done: Removal) -> None:

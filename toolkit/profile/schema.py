@@ -222,6 +222,18 @@ class Host(_Section):
     packages: tuple[Package, ...] = Field(
         (), max_length=200, description="Debian packages; installed when provisioning as root"
     )
+    time_sync: bool = Field(
+        True,
+        description="see to it that an NTP client runs, and install systemd-timesyncd where there is none; "
+        "systemd manager only, and never in a container",
+    )
+    journal_max_size: Size | None = Field(
+        None,
+        ge=16 << 20,
+        le=1 << 50,
+        description="most that the system's journal takes on the disk (systemd manager); unset: left alone",
+        json_schema_extra=_allowed("a size such as 4GB"),
+    )
     min_free_disk: Size = _size(1 << 30, 0, 1 << 50, "free space needed below root")
     model_hub: Annotated[Text, AfterValidator(_model_hub)] | None = Field(
         None,

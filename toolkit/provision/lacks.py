@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from toolkit.provision import timekeeping
 from toolkit.provision.requirements import Requirements
 
 _QUERY_LIMIT = 30.0
@@ -34,7 +35,7 @@ class Lack:
 
 def lacks(needed: Requirements) -> list[Lack]:
     """What this machine lacks; empty when it is ready."""
-    return [*_user(needed), *_folders(needed), *_packages(needed)]
+    return [*_user(needed), *_folders(needed), *_packages(needed), *_time(needed), *_journal(needed)]
 
 
 def missing(needed: Requirements) -> list[str]:
@@ -97,6 +98,29 @@ def _packages(needed: Requirements) -> Iterator[Lack]:
             yield Lack(name, f"package {name} is missing", version or "installed", "not installed")
         elif version:
             yield from _pinned(name, version, *facts[name])
+
+
+def _time(needed: Requirements) -> Iterator[Lack]:
+    if not needed.time_sync or os.geteuid() != 0 or timekeeping.in_container():
+        return
+    if (seen := timekeeping.trouble()) is not None:
+        yield Lack("time", f"no NTP client runs: {seen}", "an NTP client that is active", seen)
+
+
+def _journal(needed: Requirements) -> Iterator[Lack]:
+    if needed.journal is None:
+        return
+    try:
+        seen = needed.journal.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        seen = None
+    except (OSError, UnicodeDecodeError):
+        seen = ""
+    if seen != needed.journal_text:
+        limit = needed.journal_max
+        expected = "no limit by ddtoolkit" if limit is None else f"SystemMaxUse={limit}"
+        said = f"the journal's limit in {needed.journal} is not the profile's"
+        yield Lack(str(needed.journal), said, expected, "no such file" if seen is None else "another one")
 
 
 def _pinned(name: str, version: str, want: str, actual: str) -> Iterator[Lack]:

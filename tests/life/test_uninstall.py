@@ -1,0 +1,92 @@
+"""Giving this machine back below a root, with a real service of the process manager."""
+
+import pytest
+from changes import change
+from stub_service import ACCEPTS, StubService
+
+from toolkit.deploy.locate import Deployed, deployed_services, remember
+from toolkit.errors import LockedError, ToolkitError
+from toolkit.life.uninstall import uninstall
+from toolkit.release import control, history
+from toolkit.release.controller import hold
+
+
+@pytest.fixture
+def deployed(service):
+    found = Deployed(service.name, service.layout)
+    remember(found)
+    change(service, "deploy", service.stage("one"), acceptance=ACCEPTS)
+    assert service.mark() == "one"
+    return found
+
+
+def left(service):
+    root = service.layout.root
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+
+
+def test_it_is_stopped_and_removed_and_its_history_stays(service, deployed):
+    done = uninstall(deployed, purge=False, wait=0.0)
+    assert service.mark() is None
+    assert deployed_services() == []
+    kept = {name for name in left(service) if not name.startswith(("state/stub/lock", "state/stub/reserve"))}
+    assert kept == {"state/stub/history.jsonl"}
+    assert [entry.kind for entry in history.read(service.paths)] == ["deploy", "stop", "uninstall"]
+    assert done.kept == [f"{service.paths.history}: its history (--purge removes it)"]
+    assert {str(service.paths.base), str(service.paths.cache), str(service.paths.log)} <= set(done.removed)
+    assert done.to_json()["outcome"]["status"] == "committed"
+
+
+def test_purge_leaves_nothing_but_checkpoints(service, deployed):
+    checkpoint = service.layout.models / "kimi@main"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "model.safetensors").touch()
+    done = uninstall(deployed, purge=True, wait=0.0)
+    assert left(service) == ["models/kimi@main/model.safetensors"]
+    assert done.kept == [f"{service.layout.models}: checkpoints"]
+
+
+def test_with_another_service_only_its_own_goes(service, deployed):
+    other = StubService(service.layout.root, "other")
+    release = other.stage("two")
+    uninstall(deployed, purge=True, wait=0.0)
+    assert other.host.store.get(release.id).unit.name == "other"
+    assert not service.paths.base.exists()
+    assert not service.paths.state.exists()
+
+
+def test_a_stopped_service_can_be_removed(service, deployed):
+    control.stop(service.layout, service.name)
+    uninstall(deployed, purge=True, wait=0.0)
+    assert left(service) == []
+
+
+def test_nothing_is_removed_while_somebody_changes_it(service, deployed):
+    before = left(service)
+    with hold(service.layout, service.name, "swap"), pytest.raises(LockedError, match="swap"):
+        uninstall(deployed, purge=True, wait=0.0)
+    assert service.mark() == "one"
+    assert set(before) <= set(left(service))
+
+
+def test_a_service_that_cannot_be_stopped_is_left_whole(service, deployed, monkeypatch):
+    class Stuck:
+        status, message, hint = "failed", "pid 7 does not end", "kill -9 7"
+
+    monkeypatch.setattr("toolkit.life.uninstall.control.stop", lambda *_, **__: Stuck)
+    with pytest.raises(
+        ToolkitError, match="cannot be stopped: pid 7 does not end; nothing was removed"
+    ) as caught:
+        uninstall(deployed, purge=True, wait=0.0)
+    assert caught.value.hint == "kill -9 7"
+    assert service.mark() == "one"
+    assert service.host.store.current() is not None
+
+
+def test_links_in_the_cache_are_not_followed(service, deployed, tmp_path):
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").touch()
+    (service.paths.cache / "link").symlink_to(precious)
+    uninstall(deployed, purge=True, wait=0.0)
+    assert (precious / "file").exists()

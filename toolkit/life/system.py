@@ -1,0 +1,129 @@
+"""Taking back what provisioning added to the system: packages, holds, an NTP client that it enabled.
+
+Which packages nobody else needs is apt's own judgement: the ones that provisioning installed are marked as
+automatically installed in a copy of apt's records, and those that `autoremove` would remove then are purged
+(apt-get(8), apt-mark(8)).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+LOCK_WAIT = 120  # seconds in which another installation may end
+_LIMIT = 1800.0
+_STATES = "/var/lib/apt/extended_states"
+_REMOVED = re.compile(r"^(?:Purg|Remv) (\S+)", re.MULTILINE)
+
+# Runs a command: status, standard output, standard error.
+Run = Callable[[Sequence[str]], "tuple[int, str, str]"]
+
+
+def run(command: Sequence[str]) -> tuple[int, str, str]:
+    """Run a command on this machine, without questions and in plain words."""
+    environment = os.environ | {"LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
+    environment["NEEDRESTART_SUSPEND"] = "1"
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_LIMIT, check=False, env=environment
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return 127, "", str(error)
+    return done.returncode, done.stdout, done.stderr
+
+
+def give_back(record: Path, run: Run = run) -> tuple[list[str], list[str]]:
+    """Take back what `record` lists, and remove it.
+
+    Nothing here fails the uninstall: what cannot be taken back is told with the command that does it.
+
+    Args:
+        record: the file that the module `provisioned` wrote.
+        run: runs a command.
+
+    Returns:
+        What was removed and what was kept and why, a line each.
+    """
+    try:
+        noted: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
+        packages, held, enabled = (list(noted.get(key, ())) for key in ("packages", "held", "enabled"))
+    except FileNotFoundError:
+        return [], []
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        return [], [f"packages that provisioning installed: {record} cannot be read: {error}"]
+    removed: list[str] = []
+    kept: list[str] = []
+    for unit in enabled:
+        status, _, said = run(["systemctl", "disable", "--quiet", "--now", unit])
+        removed.append(f"start of {unit}") if not status else kept.append(f"{unit}: {said.strip()}")
+    present = _present(packages + held, run)
+    # First of all: apt removes nothing by itself that is held.
+    for name in held:
+        if name in present:
+            status, _, said = run(["apt-mark", "unhold", name])
+            removed.append(f"hold of package {name}") if not status else kept.append(said.strip())
+    _purge([name for name in packages if name in present], removed, kept, run)
+    with contextlib.suppress(OSError):
+        record.unlink()
+    return removed, kept
+
+
+def _purge(packages: Sequence[str], removed: list[str], kept: list[str], run: Run) -> None:
+    if not packages:
+        return
+    unneeded = _unneeded(packages, run)
+    kept.extend(f"package {name}: others need it" for name in packages if name not in unneeded)
+    if not unneeded:
+        return
+    names = [name for name in packages if name in unneeded]
+    # Exactly these: apt may not take anything else with them.
+    status, shown, said = run(["apt-get", "--simulate", "--allow-change-held-packages", "purge", *names])
+    others = sorted(set(_REMOVED.findall(shown)) - set(names))
+    if not status and not others:
+        command = ["apt-get", "--yes", "--allow-change-held-packages"]
+        command += ["-o", f"DPkg::Lock::Timeout={LOCK_WAIT}", "purge", *names]
+        status, _, said = run(command)
+    if status or others:
+        why = f"{', '.join(others)} would go with them" if others else _last(said)
+        kept.append(f"packages {', '.join(names)}: {why}; next: apt-get purge {' '.join(names)}")
+    else:
+        removed.extend(f"package {name}" for name in names)
+
+
+def _unneeded(packages: Sequence[str], run: Run) -> Collection[str]:
+    """Those of `packages` that apt would remove if nobody had asked for them."""
+    with tempfile.TemporaryDirectory(prefix="ddtoolkit-") as folder:
+        states = Path(folder) / "extended_states"
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copyfile(_STATES, states)
+        states.touch()
+        option = ["-o", f"Dir::State::extended_states={states}"]
+        # What only suggests a package does not need it.
+        option += ["-o", "APT::AutoRemove::SuggestsImportant=false"]
+        status, _, _ = run(["apt-mark", *option, "auto", *packages])
+        if status:
+            return ()
+        command = ["apt-get", *option, "--simulate", "--allow-change-held-packages", "autoremove", "--purge"]
+        _, shown, _ = run(command)
+    return set(_REMOVED.findall(shown)) & set(packages)
+
+
+def _present(packages: Sequence[str], run: Run) -> Collection[str]:
+    if not packages:
+        return ()
+    shape = "--showformat=${db:Status-Status} ${Package}\n"
+    _, shown, _ = run(["dpkg-query", "--show", shape, *packages])
+    return {line.split(" ")[1] for line in shown.splitlines() if line.startswith("installed ")}
+
+
+def _last(said: str) -> str:
+    lines = [line for line in said.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else "apt-get failed"
