@@ -50,7 +50,7 @@ def test_where_each_value_came_from(ddtoolkit):
     }
     assert origin["ep"].endswith("profiles/overlays/ep8.yaml:6:7")
     assert origin["port"] == "--set"
-    assert origin["budget"].endswith(f"profiles/{NAME}.yaml:77:11")
+    assert origin["budget"].endswith(f"profiles/{NAME}.yaml:83:11")
     assert origin["keep_releases"] == "default"
 
 

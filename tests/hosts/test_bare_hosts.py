@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.hosts import wheelhouse
+from tests.hosts import apt, wheelhouse
 from tests.hosts.conftest import MakeHost
 from tests.hosts.inventory import write_inventory
 from tests.hosts.machines import Host
@@ -27,9 +27,22 @@ BY_COMMAND, BY_PLAYBOOK = "ct200", "ct201"
 # What two hosts that were made at different times never share, and what only a run leaves.
 UNLIKE = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{8}")
 LEFT_OUT = ("/proc", "/sys", "/run", "/tmp", "/var/tmp", "/var/log/journal", "/var/lib/systemd", "/home")
-RUNTIME = re.compile(
-    r"/__pycache__|/build/hashes/|\.lock$|/(passwd|group|shadow|gshadow)-$|/reserve\.|-journal"
+# apt's and dpkg's own: package lists and their caches, logs, the state before the last change.
+APT = (
+    r"/var/lib/apt/(lists|extended_states)|/var/cache/apt/|/var/log/(apt/|dpkg\.log)|/var/lib/dpkg/[a-z]+-old"
 )
+RUNTIME = re.compile(
+    r"/__pycache__|/build/hashes/|\.lock$|/(passwd|group|shadow|gshadow)-$|/reserve\.|-journal|" + APT
+)
+NTP_UNIT = """[Unit]
+Description=A client for the test
+[Service]
+ExecStart=/bin/sleep infinity
+[Install]
+WantedBy=sysinit.target
+"""
+# The test's hosts are containers, where the time is another's business.
+NO_CONTAINER = "#!/bin/sh\nexit 1\n"
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -42,10 +55,33 @@ def house() -> Path:
 
 
 @pytest.fixture(scope="module")
-def hosts(house: Path, make_host: MakeHost) -> dict[str, Host]:
-    return {
-        name: make_host("bookworm", name=name, binds=[house], disk="4G") for name in (BY_COMMAND, BY_PLAYBOOK)
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Packages that the profile asks for, and what they depend on."""
+    folder = tmp_path_factory.mktemp("packages")
+    apt.package(folder, "probe-tool", "1.0-1", {"/usr/bin/probe-tool": "#!/bin/sh\n"}, Depends="probe-lib")
+    apt.package(folder, "probe-lib", "1.0-1")
+    for version in ("1.0-1", "2.0-1"):
+        apt.package(folder, "probe-pinned", version)
+    unit = {"/lib/systemd/system/systemd-timesyncd.service": NTP_UNIT}
+    apt.package(folder, "systemd-timesyncd", "252.1-1", unit)
+    apt.index(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def hosts(house: Path, repository: Path, make_host: MakeHost) -> dict[str, Host]:
+    binds = [house, f"{repository}:{apt.REPOSITORY}"]
+    made = {
+        name: make_host("bookworm", name=name, binds=binds, disk="4G") for name in (BY_COMMAND, BY_PLAYBOOK)
     }
+    for host in made.values():
+        apt.forget_sources(host)
+        apt.add_source(host)
+        host.root(["systemctl", "unmask", "systemd-timesyncd.service"])
+        program = host.path("/usr/local/bin/systemd-detect-virt")
+        program.write_text(NO_CONTAINER)
+        program.chmod(0o755)
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +100,12 @@ def inventory(
 
 @pytest.fixture(scope="module")
 def sets(house: Path) -> list[str]:
-    return ["--set", f"host.wheelhouse={house}"]
+    wanted = {
+        "host.wheelhouse": house,
+        "host.packages": "[probe-tool, probe-pinned=1.0-1]",
+        "host.journal_max_size": "64MiB",
+    }
+    return [word for key, value in wanted.items() for word in ("--set", f"{key}={value}")]
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +192,35 @@ def test_check_mode_passes_on_a_bare_host(playbook: Command, inventory: Path) ->
 def test_both_ways_give_the_same_host(deployed: None, hosts: dict[str, Host]) -> None:
     ours, theirs = (files(hosts[name]) for name in (BY_COMMAND, BY_PLAYBOOK))
     assert sorted(ours ^ theirs) == []
+
+
+@pytest.mark.parametrize("name", [BY_COMMAND, BY_PLAYBOOK])
+def test_packages_time_and_journal_are_seen_to(deployed: None, hosts: dict[str, Host], name: str) -> None:
+    host = hosts[name]
+    shown = host.root(
+        ["dpkg-query", "--show", "--showformat=${Package} ${Version} ${db:Status-Want};", "probe-*"]
+    )
+    assert shown.stdout == "probe-lib 1.0-1 install;probe-pinned 1.0-1 hold;probe-tool 1.0-1 install;"
+    assert host.root(["systemctl", "is-active", "systemd-timesyncd"]).stdout == "active\n"
+    limits = host.root(["systemd-analyze", "cat-config", "systemd/journald.conf"]).stdout
+    assert f"SystemMaxUse={64 << 20}\n" in limits
+
+
+def test_a_stopped_clock_and_a_changed_limit_are_drifts_that_a_deploy_ends(
+    deployed: None, ddtoolkit: Command, hosts: dict[str, Host], sets: list[str]
+) -> None:
+    host = hosts[BY_COMMAND]
+    ddtoolkit("drift", NAME)
+    host.root(["systemctl", "stop", "systemd-timesyncd"])
+    limit = host.path(f"/etc/systemd/journald.conf.d/ddtoolkit-{NAME}.conf")
+    limit.write_text("[Journal]\nSystemMaxUse=1G\n")
+    shown = ddtoolkit("drift", NAME, status=7).stdout
+    assert "no NTP client runs: systemd-timesyncd.service is inactive" in shown
+    assert f"the journal's limit in /etc/systemd/journald.conf.d/ddtoolkit-{NAME}.conf is not the" in shown
+    pid = host.root(["systemctl", "show", "-P", "MainPID", f"ddtoolkit-{NAME}"]).stdout
+    ddtoolkit("deploy", "profile", NAME, *sets, "--yes")
+    ddtoolkit("drift", NAME)
+    assert host.root(["systemctl", "show", "-P", "MainPID", f"ddtoolkit-{NAME}"]).stdout == pid
 
 
 def test_a_second_run_changes_nothing(

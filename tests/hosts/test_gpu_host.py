@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.hosts import apt
 from tests.hosts import gpu_packages as gpus
 from tests.hosts.conftest import MakeHost
 from tests.hosts.inventory import write_inventory
@@ -40,13 +41,13 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def hosts(repository: Path, make_host: MakeHost) -> dict[str, Host]:
-    bind = f"{repository}:{gpus.REPOSITORY}"
+    bind = f"{repository}:{apt.REPOSITORY}"
     made = {
         name: make_host(release, name=name, binds=[bind])
         for name, release in (("gpu1", "bookworm"), ("gpu2", "trixie"))
     }
     for host in made.values():
-        gpus.forget_sources(host)
+        apt.forget_sources(host)
     return made
 
 
@@ -101,7 +102,7 @@ def test_without_a_source_it_says_what_is_missing_and_adds_none(
 
 
 def test_after_a_failure_no_other_host_is_begun(prepare: Command, hosts: dict[str, Host]) -> None:
-    gpus.add_source(hosts["gpu2"])
+    apt.add_source(hosts["gpu2"])
     hosts["gpu2"].root(["apt-get", "-q", "update"])
     shown = json.loads(prepare(PCIE, "--yes", "--json", limit="gpu1,gpu2", status=1).stdout)["hosts"]
     assert "sources are never added unasked" in shown["gpu1"]["error"]
@@ -113,8 +114,8 @@ def test_what_needs_no_reboot_is_done_and_the_rest_is_pending(
     prepare: Command, hosts: dict[str, Host]
 ) -> None:
     host = hosts["gpu1"]
-    gpus.add_source(host)
-    gpus.apt_install(host, "grub2-common")
+    apt.add_source(host)
+    apt.apt_install(host, "grub2-common")
     gpus.boot_with_gpus(host)
     host.reboot()
     before = boot_of(host)
@@ -172,10 +173,8 @@ def test_a_fabric_manager_of_another_version_is_replaced_without_a_reboot(
     prepare: Command, hosts: dict[str, Host]
 ) -> None:
     host = hosts["gpu2"]
-    gpus.add_source(host)
-    gpus.apt_install(
-        host, "nvidia-driver-580-server-open", f"nvidia-fabricmanager-580={gpus.OLDEST}-0ubuntu1"
-    )
+    apt.add_source(host)
+    apt.apt_install(host, "nvidia-driver-580-server-open", f"nvidia-fabricmanager-580={gpus.OLDEST}-0ubuntu1")
     gpus.boot_with_gpus(host, nouveau=False)
     host.reboot()
     before = boot_of(host)
@@ -215,11 +214,11 @@ class Balancer:
 @pytest.fixture(scope="module")
 def balancer(repository: Path, make_host: MakeHost, tmp_path_factory: pytest.TempPathFactory) -> Balancer:
     """A host that serves; the module of an older driver branch is loaded there."""
-    bind = f"{repository}:{gpus.REPOSITORY}"
+    bind = f"{repository}:{apt.REPOSITORY}"
     host = make_host("bookworm", name="gpu3", binds=[bind], engine=True, disk="4G")
-    gpus.forget_sources(host)
-    gpus.add_source(host)
-    gpus.apt_install(host, "grub2-common", "nvidia-driver-570-server-open", "nvidia-fabricmanager-570")
+    apt.forget_sources(host)
+    apt.add_source(host)
+    apt.apt_install(host, "grub2-common", "nvidia-driver-570-server-open", "nvidia-fabricmanager-570")
     gpus.boot_with_gpus(host, nouveau=False)
     host.reboot()
     made = Balancer(host, tmp_path_factory.mktemp("balancer"))

@@ -106,6 +106,10 @@ Package = Annotated[
         json_schema_extra=_allowed("a Debian package name, with =VERSION if it is pinned"),
     ),
 ]
+PackageName = Annotated[
+    str,
+    Field(pattern=r"^[a-z0-9][a-z0-9+.-]+$", json_schema_extra=_allowed("a Debian package's name")),
+]
 KernelArgument = Annotated[
     str,
     Field(
@@ -130,12 +134,12 @@ class Driver(_Section):
     """The NVIDIA driver and what a host boots with: for `ddtoolkit hosts prepare`, not for a deploy."""
 
     branch: int = Field(ge=300, le=9999, description="driver branch, the first number of its version")
-    package: Package | None = Field(
+    package: PackageName | None = Field(
         None,
         description="package that brings the driver; unset: nvidia-driver-BRANCH-server-open, "
         "nvidia-open-BRANCH or nvidia-open, the first that a configured apt source has",
     )
-    fabric_manager: Package | None = Field(
+    fabric_manager: PackageName | None = Field(
         None,
         description="package of the fabric manager (nvlink); unset: nvidia-fabricmanager-BRANCH, or "
         "nvidia-fabricmanager, in the driver's version",

@@ -82,6 +82,11 @@ hold:
   returned: always
   type: list
   elements: str
+release:
+  description: Packages of the driver that are held; apt would not replace them.
+  returned: always
+  type: list
+  elements: str
 unknown:
   description: What no configured source has.
   returned: always
@@ -257,12 +262,24 @@ class Host:
             else:
                 self.unknown.append(f"no configured apt source has {name}")
 
-    def hold(self) -> list[str]:
-        """Packages of the driver that are not held, with the kernel's where its modules come ready built."""
+    def family(self) -> set[str]:
+        """Packages of the driver, with the kernel's where its modules come ready built."""
         found = {name for name in self.packages if _FAMILY.match(name) and not _NOT_FAMILY.match(name)}
         for match in filter(None, map(_PREBUILT.match, list(found))):
             found |= {name.format(match[1]) for name in _KERNEL} & set(self.packages)
-        return sorted(name for name in found if not self.packages[name][1])
+        return found
+
+    def hold(self) -> list[str]:
+        """Packages of the driver that are not held."""
+        return sorted(name for name in self.family() if not self.packages[name][1])
+
+    def release(self) -> list[str]:
+        """Packages of the driver that are held, where something of it is replaced or removed."""
+        return sorted(name for name in self.family() if self.packages[name][1]) if self.touches() else []
+
+    def touches(self) -> bool:
+        """Whether the driver or the fabric manager is installed, replaced or removed."""
+        return bool(self.remove) or any("=" in item for item in self.install)
 
     def reboot(self) -> Iterator[str]:
         """Why the host has to boot again."""
@@ -333,8 +350,9 @@ def main() -> None:
         install=host.install,
         remove=host.remove,
         hold=hold,
+        release=host.release(),
         unknown=host.unknown,
-        touches=bool(host.remove) or any("=" in item for item in host.install),
+        touches=host.touches(),
         replaces=host.replaces,
         stale=list(host.stale()),
         driver=host.installed_driver(),
