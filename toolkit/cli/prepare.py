@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toolkit.cli.options import Inventories, Json, Limit, Overlays, ProfileName, Sets, Verbose, Yes
+from toolkit.cli.options import (
+    IgnoredChecks,
+    Inventories,
+    Json,
+    Limit,
+    Overlays,
+    ProfileName,
+    Sets,
+    Verbose,
+    Yes,
+)
 from toolkit.cli.output import answer, emit, require_yes, say
 from toolkit.errors import ConfigError
 
@@ -30,13 +41,15 @@ def prepare(
         ),
     ] = False,
     check: Annotated[bool, typer.Option("--check", help="Only show what would be done.")] = False,
+    ignored: IgnoredChecks = None,
     yes: Yes = False,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
     """Install a profile's NVIDIA driver and boot settings on its hosts; exit 7 if a reboot is left."""
     from toolkit.cli.board import Board
-    from toolkit.fleet.gpu_hosts import prepare_in_turn, preview
+    from toolkit.doctor.catalogue import require_known
+    from toolkit.fleet.gpu_hosts import examine, prepare_in_turn, preview
     from toolkit.inventory.host import hosts_with
     from toolkit.inventory.load import load_hosts
     from toolkit.profile.loading import load_profile
@@ -44,6 +57,7 @@ def prepare(
 
     if not inventory:
         raise ConfigError("name an inventory", hint="add -i inventory.yaml")
+    require_known(ignored or ())
     resolved = load_profile(name, overlays=overlays or (), sets=sets or ())
     settings = {"gpu_host": require_gpu_host(resolved.profile)}
     if not check:
@@ -57,10 +71,9 @@ def prepare(
         _end(planned, as_json=as_json)
         return
     _confirm(todo, yes=yes)
+    look = partial(examine, resolved.profile, {host.name: host for host in hosts}, ignored=ignored or ())
     with Board(todo, verbose=verbose) as board:
-        done = prepare_in_turn(
-            settings, inventory, todo, board.tell, allow_reboot=allow_reboot, look=lambda _: None
-        )
+        done = prepare_in_turn(settings, inventory, todo, board.tell, allow_reboot=allow_reboot, look=look)
     results = {item.host: item for item in (*planned, *done)}
     _end(list(results.values()), as_json=as_json)
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from toolkit.errors import EXIT_DIFFERENT
+from toolkit.doctor.ask import facts_of
+from toolkit.doctor.report import judge
+from toolkit.doctor.request import request_for
+from toolkit.errors import EXIT_DIFFERENT, ToolkitError
 from toolkit.fleet.drain import TellHost
 from toolkit.fleet.many import in_turn
 from toolkit.fleet.results import HostResult
+from toolkit.inventory.host import Host
+from toolkit.profile.schema import Profile
 from toolkit.provision.playbook import TaskResult, run_on_hosts
 
 PLAYBOOK = "gpu.yml"
@@ -93,6 +98,26 @@ def prepare_in_turn(
         return found if pending else {**found, "doctor": look(name)}
 
     return [_graded(item) for item in in_turn(names, one, batch=1)]
+
+
+def examine(profile: Profile, hosts: Mapping[str, Host], name: str, *, ignored: Sequence[str]) -> Any:
+    """Let the doctor look at a host that was made ready; its report.
+
+    Raises:
+        UnreachableError: the host cannot be reached.
+        ToolkitError: a check fails, and is not among `ignored`; says all that do.
+    """
+    report = judge(facts_of(hosts[name], request_for(profile, weights=False)), profile, ignored=ignored)
+    if report.failures:
+        lines = [f"{item}; fix: {item.fix}" if item.fix else str(item) for item in report.failures]
+        past = " ".join(
+            f"--ignore-check {check}" for check in dict.fromkeys(i.check for i in report.failures)
+        )
+        raise ToolkitError(
+            "\n".join([f"{name}: it was made ready, but the doctor finds:", *lines]),
+            hint=f"mend it, or go on all the same with {past}",
+        )
+    return report.to_json()
 
 
 def _graded(item: HostResult) -> HostResult:

@@ -298,7 +298,8 @@ class Host:
             module, _, setting = option.partition(" ")
             name, _, value = setting.partition("=")
             now = read(MODULES / module / "parameters" / name)
-            if now and {"Y": "1", "N": "0"}.get(now, now) != value:
+            now = {"Y": "1", "N": "0"}.get(now, now)  # as the kernel shows booleans
+            if now and now != value:
                 yield f"module {module} was loaded with {name}={now}, not {value}"
 
     def stale(self) -> Iterator[str]:
