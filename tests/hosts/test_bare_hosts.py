@@ -210,16 +210,16 @@ def test_a_stopped_clock_and_a_changed_limit_are_drifts_that_a_deploy_ends(
     deployed: None, ddtoolkit: Command, hosts: dict[str, Host], sets: list[str]
 ) -> None:
     host = hosts[BY_COMMAND]
-    ddtoolkit("drift", NAME)
+    ddtoolkit("drift", NAME, *sets)
     host.root(["systemctl", "stop", "systemd-timesyncd"])
     limit = host.path(f"/etc/systemd/journald.conf.d/ddtoolkit-{NAME}.conf")
     limit.write_text("[Journal]\nSystemMaxUse=1G\n")
-    shown = ddtoolkit("drift", NAME, status=7).stdout
+    shown = ddtoolkit("drift", NAME, *sets, status=7).stdout
     assert "no NTP client runs: systemd-timesyncd.service is inactive" in shown
     assert f"the journal's limit in /etc/systemd/journald.conf.d/ddtoolkit-{NAME}.conf is not the" in shown
     pid = host.root(["systemctl", "show", "-P", "MainPID", f"ddtoolkit-{NAME}"]).stdout
     ddtoolkit("deploy", "profile", NAME, *sets, "--yes")
-    ddtoolkit("drift", NAME)
+    ddtoolkit("drift", NAME, *sets)
     assert host.root(["systemctl", "show", "-P", "MainPID", f"ddtoolkit-{NAME}"]).stdout == pid
 
 
