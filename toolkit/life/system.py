@@ -106,8 +106,9 @@ def _unneeded(packages: Sequence[str], run: Run) -> Collection[str]:
             shutil.copyfile(_STATES, states)
         states.touch()
         option = ["-o", f"Dir::State::extended_states={states}"]
-        # What only suggests a package does not need it.
-        option += ["-o", "APT::AutoRemove::SuggestsImportant=false"]
+        # What recommends or suggests a package does without it, as it did before.
+        for kind in ("Recommends", "Suggests"):
+            option += ["-o", f"APT::AutoRemove::{kind}Important=false"]
         status, _, _ = run(["apt-mark", *option, "auto", *packages])
         if status:
             return ()
