@@ -26,6 +26,6 @@ fi
 if [ $# -eq 0 ]; then
     # As many files side by side as there are cores; each works with one thread, or they wait for each other.
     export OMP_NUM_THREADS=1
-    set -- --numprocesses=auto --maxprocesses=4 --dist=loadfile
+    set -- --numprocesses=auto --maxprocesses=4 --dist=loadfile --durations=40 --durations-min=8
 fi
 step python -m pytest -q "$@"
