@@ -116,7 +116,8 @@ class ProcessManager:
         pid = found.process.pid if found.process is not None and found.process.alive() else None
         if state in ("running", "starting") and not supervised:
             if pid is not None:
-                message = "the supervisor is gone: the server runs but would not be restarted"
+                message = "the supervisor is gone: the server runs but would not be restarted "
+                message += f"(ddtoolkit restart {self._paths.base.name} gives it one)"
             else:
                 state, message = "failed", "the supervisor and the server are gone (killed, or a reboot)"
         return ProcessStatus(
