@@ -106,7 +106,8 @@ def deploy_profile(
 
         if prepared.plan.has("release"):
             require_secrets(profile)
-        preflight_here(profile, watcher.step, ignored=ignored or ())
+        actions = [item.action for item in prepared.plan.steps]
+        preflight_here(profile, watcher.step, actions=actions, ignored=ignored or ())
         judging = Judging(new_baseline=new_baseline)
         outcome = deploy(prepared, watcher, lock_wait=lock_wait, judging=judging, ignored=ignored or ())
     _finish(prepared, outcome, as_json=as_json)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from toolkit.doctor.ask import facts_here
 from toolkit.doctor.report import Report, judge
@@ -10,21 +10,35 @@ from toolkit.doctor.request import request_for
 from toolkit.errors import ToolkitError
 from toolkit.profile.schema import Profile
 
+# What fails only until the deploy's own provisioning has set it right: owner and mode of the cache.
+MENDED = {"provision": ("cache",)}
+
+
+def mended_by(actions: Iterable[str]) -> tuple[str, ...]:
+    """Names of the checks whose failures a plan with these steps mends by itself."""
+    return tuple(name for action in actions for name in MENDED.get(action, ()))
+
 
 def preflight_here(
-    profile: Profile, step: Callable[[str, str], None], *, ignored: Sequence[str] = ()
+    profile: Profile,
+    step: Callable[[str, str], None],
+    *,
+    actions: Iterable[str] = (),
+    ignored: Sequence[str] = (),
 ) -> None:
     """Look at this machine before a deploy.
 
     Args:
         profile: the profile.
         step: told what was found.
+        actions: the steps of the plan.
         ignored: names of checks whose failures do not count.
 
     Raises:
         ToolkitError: a check fails; says all that do.
     """
-    report = judge(facts_here(request_for(profile, weights=False)), profile, ignored=ignored)
+    passed_over = (*ignored, *mended_by(actions))
+    report = judge(facts_here(request_for(profile, weights=False)), profile, ignored=passed_over)
     step("doctor", summary_of(report))
     require_sound(report)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from toolkit.deploy.locate import layout_of
 from toolkit.doctor.ask import facts_of
-from toolkit.doctor.preflight import require_sound, summary_of
+from toolkit.doctor.preflight import mended_by, require_sound, summary_of
 from toolkit.doctor.report import judge
 from toolkit.doctor.request import request_for
 from toolkit.fleet.bare import Bare, bare_of, with_bare
@@ -102,13 +102,16 @@ def examine(
     names = [item.host for item in plans if item.value and not item.value["plan"]["empty"]]
     bare = {item.host for item in plans if item.value and item.value.get("bare")}
     request = request_for(profile, weights=False)
+    actions = {
+        item.host: [step["action"] for step in item.value["plan"]["steps"]] for item in plans if item.value
+    }
 
     def one(name: str) -> Any:
         if name in bare:
             facts = facts_of(connections.hosts[name], request)
         else:
             facts = connections.call(name, "facts", {"request": request})
-        report = judge(facts, profile, ignored=ignored)
+        report = judge(facts, profile, ignored=(*ignored, *mended_by(actions[name])))
         tell(name, {"step": ["doctor", summary_of(report)]})
         require_sound(report, name)
         return report
