@@ -71,7 +71,7 @@ def test_another_tree_width_needs_no_build_on_a_cpu(base: Release, environment: 
         ("engine.dtype=bfloat16",),
         ("model.target.source=/elsewhere", "model.drafter.source=/elsewhere"),
         ("speculative.block_size=4",),
-        ("speculative.expansion=transition",),
+        ("speculative.expansion=best_first",),
     ],
 )
 def test_what_the_build_is_told_needs_one(

@@ -214,7 +214,8 @@ def test_a_stopped_clock_and_a_changed_limit_are_drifts_that_a_deploy_ends(
     host.root(["systemctl", "stop", "systemd-timesyncd"])
     limit = host.path(f"/etc/systemd/journald.conf.d/ddtoolkit-{NAME}.conf")
     limit.write_text("[Journal]\nSystemMaxUse=1G\n")
-    shown = ddtoolkit("drift", NAME, *sets, status=7).stdout
+    told = json.loads(ddtoolkit("drift", NAME, *sets, "--json", status=7).stdout)
+    shown = " ".join(str(item) for item in told["hosts"][BY_COMMAND]["result"])
     assert "no NTP client runs: systemd-timesyncd.service is inactive" in shown
     assert f"the journal's limit in /etc/systemd/journald.conf.d/ddtoolkit-{NAME}.conf is not the" in shown
     pid = host.root(["systemctl", "show", "-P", "MainPID", f"ddtoolkit-{NAME}"]).stdout
