@@ -165,6 +165,7 @@ class Agent:
         with self._writing:
             self._child.stdin.close()
         self._child.wait()
+        self._child.stdout.close()
 
 
 def deploy(agent: Agent, given: dict[str, Any], *, check: bool) -> dict[str, Any]:
