@@ -42,6 +42,7 @@ def test_the_agent_hears_of_the_module_while_it_works(module: ModuleType) -> Non
     agent = module.Agent([sys.executable, "-c", AGENT], {})
     assert agent.ask("swap", {}) == {"beats": 2}
     agent.close()
+    assert agent._child.stdout.closed
 
 
 @pytest.mark.timeout(30)
