@@ -69,7 +69,7 @@ def cgroup():
     try:
         folder.mkdir()
     except OSError:
-        pytest.skip("no cgroup can be made here")
+        pytest.skip(reason="no cgroup can be made here")
     yield folder
     for _ in range(100):
         for below in sorted(folder.rglob("*"), reverse=True):

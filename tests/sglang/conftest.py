@@ -42,7 +42,7 @@ def environment(**more: str) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def sglang_python() -> Path:
     if not PYTHON.exists():
-        pytest.skip(f"no SGLang environment at {PYTHON}; scripts/sglang_env.sh makes it")
+        pytest.skip(reason=f"no SGLang environment at {PYTHON}; scripts/sglang_env.sh makes it")
     return PYTHON
 
 

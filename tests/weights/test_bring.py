@@ -296,7 +296,7 @@ def test_what_does_not_fit_is_told_as_a_sum_before_anything_is_fetched(fetch, se
 def small(tmp_path):
     """A file system of one megabyte."""
     if os.geteuid() != 0:
-        pytest.skip("mounts a small file system: needs root")
+        pytest.skip(reason="mounts a small file system: needs root")
     folder = tmp_path / "small"
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1M", "tmpfs", folder], check=True)

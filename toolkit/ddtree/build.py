@@ -21,15 +21,14 @@ import torch
 
 from toolkit.ddtree.engine import Engine
 from toolkit.ddtree.manifest import (
-    BuildError,
     Cache,
     checkpoint,
+    conclude,
     device_facts,
     digest,
     hashes,
     say,
     versions_of,
-    write_json,
 )
 from toolkit.ddtree.models.errors import CheckpointError
 from toolkit.ddtree.types import Algorithm, EngineConfig, Expansion, Request, SamplingParams, TreeLimits
@@ -42,17 +41,7 @@ _CONTEXT = 128
 def main(argv: Sequence[str] | None = None) -> int:
     """Build; returns the exit status."""
     args = _parse(argv)
-    try:
-        manifest = build(args)
-    except (BuildError, CheckpointError, ValueError) as error:
-        print(f"ddtree build: {error}", file=sys.stderr)
-        return 2
-    try:
-        write_json(args.out, manifest)
-    except OSError as error:
-        print(f"ddtree build: {args.out}: cannot be written: {error.strerror}", file=sys.stderr)
-        return 1
-    return 0
+    return conclude(lambda: build(args), args.out, CheckpointError, ValueError)
 
 
 def build(args: argparse.Namespace) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,28 @@ _ARRIVED = ".weights.json"  # with size, time, inode and hash of each file, wher
 
 class BuildError(Exception):
     """The engine cannot be built here; the message is one line."""
+
+
+def conclude(make: Callable[[], dict[str, Any]], out: Path, *expected: type[Exception]) -> int:
+    """Make a manifest and write it; the exit status of a build's program.
+
+    Args:
+        make: builds.
+        out: where the manifest goes.
+        expected: what `make` raises, besides BuildError, of what cannot be served; told in one line.
+    """
+    told: tuple[type[Exception], ...] = (BuildError, *expected)
+    try:
+        manifest = make()
+    except told as error:
+        print(f"ddtree build: {error}", file=sys.stderr)
+        return 2
+    try:
+        write_json(out, manifest)
+    except OSError as error:
+        print(f"ddtree build: {out}: cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def say(line: str) -> None:

@@ -24,11 +24,11 @@ import torch
 from toolkit.ddtree.manifest import (
     BuildError,
     Cache,
+    conclude,
     device_facts,
     hashes,
     say,
     versions_of,
-    write_json,
 )
 from toolkit.ddtree.sglang.plugin import SUPPORTED
 
@@ -39,17 +39,7 @@ _INDEX = "model.safetensors.index.json"
 def main(argv: Sequence[str] | None = None) -> int:
     """Build; returns the exit status."""
     args = _parse(argv)
-    try:
-        manifest = build(args.flags, args.device, args.cache_dir)
-    except BuildError as error:
-        print(f"ddtree build: {error}", file=sys.stderr)
-        return 2
-    try:
-        write_json(args.out, manifest)
-    except OSError as error:
-        print(f"ddtree build: {args.out}: cannot be written: {error.strerror}", file=sys.stderr)
-        return 1
-    return 0
+    return conclude(lambda: build(args.flags, args.device, args.cache_dir), args.out)
 
 
 def build(flags: Sequence[str], device: str, cache_dir: Path | None) -> dict[str, Any]:
