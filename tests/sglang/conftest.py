@@ -39,6 +39,20 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
 
 
+def answer_of(python: Path, program: str, cases: Any) -> Any:
+    """What a program beside this file answers to cases, both as JSON."""
+    run = subprocess.run(
+        [python, Path(__file__).with_name(program)],
+        input=json.dumps(cases),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    return json.loads(run.stdout.splitlines()[-1])
+
+
 @pytest.fixture(scope="session")
 def sglang_python() -> Path:
     if not PYTHON.exists():

@@ -1,12 +1,11 @@
 """What SGLang's own argument resolution does with DDTREE's flags, and whether a missing hook is found."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.sglang.conftest import BUNDLED, DRAFT, FLAGS, environment
+from tests.sglang.conftest import BUNDLED, DRAFT, FLAGS, answer_of
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -62,17 +61,7 @@ def told(sglang_python: Path, tmp_path_factory):
         [*FLAGS, *(named.get(flag, flag) for flag in argv)]
         for argv in (*ACCEPTED.values(), *REFUSED.values())
     ]
-    program = Path(__file__).with_name("inside.py")
-    run = subprocess.run(
-        [sglang_python, program],
-        input=json.dumps(cases),
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    return json.loads(run.stdout.splitlines()[-1])
+    return answer_of(sglang_python, "inside.py", cases)
 
 
 def case(told, name):

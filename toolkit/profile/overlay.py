@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +11,7 @@ import yaml
 
 from toolkit.errors import ConfigError, ToolkitError
 from toolkit.profile.assignments import values_of
+from toolkit.service.files import replace_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +33,10 @@ class Overlay:
             ToolkitError: the disk is full, or the folder cannot be written.
         """
         text = yaml.safe_dump(self.content, sort_keys=False, allow_unicode=True)
-        temporary = None
         try:
-            with tempfile.NamedTemporaryFile(
-                "w", dir=self.path.parent, encoding="utf-8", delete=False
-            ) as file:
-                temporary = Path(file.name)
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.chmod(self.path.stat().st_mode & 0o777 if self.path.exists() else 0o644)
-            temporary.replace(self.path)
+            mode = self.path.stat().st_mode & 0o777 if self.path.exists() else 0o644
+            replace_file(self.path, text.encode(), mode)
         except OSError as error:
-            if temporary is not None:
-                with contextlib.suppress(OSError):
-                    temporary.unlink()
             raise ToolkitError(
                 f"{self.path}: cannot be written: {error.strerror}; the swap itself is done",
                 hint="write the values into an overlay by hand",
