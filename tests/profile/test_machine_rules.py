@@ -81,6 +81,7 @@ def test_a_smaller_pair_on_fewer_gpus_is_sound(gpus, more):
         (RTX, ["engine.prefill_chunk=8192"], "engine.memory_fraction", "activations 12.0"),
         (RTX, ["speculative.budget=128"], "engine.memory_fraction", "attention partials 8.1"),
         (RTX, ["model.context_length=262144"], "engine.memory_fraction", "K/V 18.8"),
+        (RTX, ["speculative.expansion=transition"], "speculative.expansion", "has no transition table"),
     ],
 )  # fmt: skip
 def test_refused(name, sets, key, message):

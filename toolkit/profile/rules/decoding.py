@@ -62,6 +62,14 @@ def _tree(profile: Profile) -> Iterator[Finding]:
             "speculative.topk_cap",
             "speculative.expansion",
         )
+    drafter = profile.model.drafter
+    if spec.expansion == "transition" and drafter is not None and drafter.shape is not None:
+        yield error(
+            f"the published drafter {drafter.shape} has no transition table",
+            "speculative.expansion",
+            "model.drafter.shape",
+            hint="best_first",
+        )
     if spec.topk_cap > spec.budget:
         yield doubt(
             f"{spec.topk_cap} candidates a slot are more than the {spec.budget} nodes of the tree",
