@@ -22,6 +22,7 @@ _PLUGINS = {
     "ddtree_sync_check": "sglang_sync_check:register",
     "ddtree_rank_trace": "sglang_rank_trace:register",
     "ddtree_forced": "sglang_forced:register",
+    "ddtree_oracle": "sglang_oracle:register",
 }
 _ports = count(31300, 300)
 

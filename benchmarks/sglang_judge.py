@@ -7,8 +7,36 @@ its greatest logit z, and at no more than 1% of positions.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+
+def verdict_of(judged: Iterable[tuple[Any, list[int]]]) -> dict[str, Any]:
+    """Judge outputs by the target's logits.
+
+    Args:
+        judged: of each output its logits, float32 [tokens, vocabulary], and its tokens.
+
+    Returns:
+        Positions, near-ties, wrong tokens, and whether that counts as lossless.
+    """
+    import torch
+
+    positions = near = wrong = 0
+    for rows, output in judged:
+        best = rows.max(-1).values
+        gaps = best - rows.gather(1, torch.tensor(output, device=rows.device)[:, None])[:, 0]
+        deltas = torch.exp2(torch.floor(torch.log2(best.abs().clamp(min=1e-6))) - 5)
+        positions += len(output)
+        near += int((gaps > 0).sum())
+        wrong += int((gaps > deltas).sum())
+    return {
+        "positions": positions,
+        "near_ties": near - wrong,
+        "wrong": wrong,
+        "lossless": wrong == 0 and near <= math.ceil(positions / 100),
+    }
 
 
 class Judge:
@@ -29,31 +57,21 @@ class Judge:
         weights = load_file(target / "model.safetensors")
         self.weights = {name: value.to(self.device, torch.float32) for name, value in weights.items()}
 
-    def differences(self, prompt: list[int], output: list[int]) -> tuple[int, int]:
-        """Positions where the output is not the target's choice, and those of them that are no near-ties."""
+    def verdict(self, prompts: list[list[int]], outputs: list[list[int]]) -> dict[str, Any]:
+        """Judge outputs: positions, near-ties, wrong tokens, and whether they count as lossless."""
+        return verdict_of(
+            (self._rows(prompt, output), output) for prompt, output in zip(prompts, outputs, strict=False)
+        )
+
+    def _rows(self, prompt: list[int], output: list[int]) -> Any:
+        """Logits of each output token's position, [tokens, vocabulary]."""
         import torch
 
         from toolkit.ddtree.models.reference import target_forward
 
         with torch.inference_mode(), torch.device(self.device):
             logits, _ = target_forward(self.config, self.weights, [*prompt, *output])
-            rows = logits[len(prompt) - 1 : -1]
-            best = rows.max(-1).values
-            gaps = best - rows.gather(1, torch.tensor(output)[:, None])[:, 0]
-        deltas = torch.exp2(torch.floor(torch.log2(best.abs().clamp(min=1e-6))) - 5)
-        return int((gaps > 0).sum()), int((gaps > deltas).sum())
-
-    def verdict(self, prompts: list[list[int]], outputs: list[list[int]]) -> dict[str, Any]:
-        """Judge outputs: positions, near-ties, wrong tokens, and whether they count as lossless."""
-        found = [self.differences(prompt, output) for prompt, output in zip(prompts, outputs, strict=False)]
-        positions = sum(map(len, outputs))
-        near, wrong = sum(near for near, _ in found), sum(wrong for _, wrong in found)
-        return {
-            "positions": positions,
-            "near_ties": near - wrong,
-            "wrong": wrong,
-            "lossless": wrong == 0 and near <= math.ceil(positions / 100),
-        }
+        return logits[len(prompt) - 1 : -1]
 
     def fails_one_replaced_token(self, prompt: list[int], output: list[int]) -> bool:
         """Whether it sees one replaced token."""

@@ -70,18 +70,23 @@ def decoded(child: Child, requests: int, tokens: int) -> dict[str, Any]:
         result = child.decode(level=16, tokens=tokens, requests=requests, **sampling)
         after = traces(child)
         lines = {rank: own[len(before.get(rank, [])) :] for rank, own in after.items()}
-        first = lines["rank0"]
+        ranks, differing = ranks_differ(lines)
         kinds[kind] = {
             "outputs": result["outputs"],
             "verify_steps": result["verify_steps"],
-            "batches": len(first),
-            "ranks": len(lines),
-            "batches_that_differ": sum(
-                len({own[step] if step < len(own) else None for own in lines.values()}) > 1
-                for step in range(max(map(len, lines.values())))
-            ),
+            "batches": len(lines["rank0"]),
+            "ranks": ranks,
+            "batches_that_differ": differing,
         }
     return kinds
+
+
+def ranks_differ(lines: dict[str, list[str]]) -> tuple[int, int]:
+    """How many ranks there are, and in how many batches they did not do the same."""
+    return len(lines), sum(
+        len({own[step] if step < len(own) else None for own in lines.values()}) > 1
+        for step in range(max(map(len, lines.values())))
+    )
 
 
 def traces(child: Child) -> dict[str, list[str]]:

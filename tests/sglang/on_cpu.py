@@ -78,8 +78,10 @@ def extend_attention(
         rows = slice(int(qo_indptr[request]), int(qo_indptr[request + 1]))
         prefix = kv_indices[int(kv_indptr[request]) : int(kv_indptr[request + 1])]
         new, old = rows.stop - rows.start, len(prefix)
-        keys = torch.cat([k_cache[prefix], k[rows]]).repeat_interleave(group, dim=1)
-        values = torch.cat([v_cache[prefix], v[rows]]).repeat_interleave(group, dim=1)
+        # Without a prefix the caches may have other heads: a latent target's, which are expanded here.
+        held = (k_cache[prefix], v_cache[prefix]) if old else (k[:0], v[:0])
+        keys = torch.cat([held[0], k[rows]]).repeat_interleave(group, dim=1)
+        values = torch.cat([held[1], v[rows]]).repeat_interleave(group, dim=1)
         if mask is not None:
             start = int(mask_indptr[request])
             cells = mask[start : start + new * (old + new)].view(new, old + new)[:, old:] != 0
@@ -117,6 +119,13 @@ def use_plain_grammar_masks() -> None:
         owner.apply_vocab_mask = apply
 
 
+def gather_on_the_cpu() -> None:
+    """SGLang's operator that gathers into a tensor is registered for accelerators alone."""
+    from sglang.srt.distributed.parallel_state import GroupCoordinator
+
+    GroupCoordinator.all_gather_into_tensor = GroupCoordinator._all_gather_into_tensor
+
+
 def leave_moves_out_while(flag: Path) -> None:
     """The negative control: while the file exists, accepted K/V rows stay where they were verified."""
     from toolkit.ddtree.sglang.kernels import RowMover
@@ -127,6 +136,7 @@ def leave_moves_out_while(flag: Path) -> None:
 
 use_twins()
 use_plain_grammar_masks()
+gather_on_the_cpu()
 if "TEST_LEAVE_MOVES_OUT" in os.environ:
     leave_moves_out_while(Path(os.environ["TEST_LEAVE_MOVES_OUT"]))
 
