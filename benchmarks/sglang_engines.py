@@ -6,6 +6,7 @@ line of its input asks for.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -116,6 +117,14 @@ def install(folder: Path, plugins: tuple[str, ...]) -> None:
 def settings(items: list[str]) -> dict[str, Any]:
     """Engine arguments of a command line, KEY=JSON each."""
     return {key: json.loads(value) for key, _, value in (item.partition("=") for item in items)}
+
+
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The command line, with what every program beside this one takes."""
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON", help="engine argument")
+    parser.add_argument("--logs", type=Path, required=True, help="where the engines' logs go")
+    parser.add_argument("--out", type=Path)
+    return parser.parse_args()
 
 
 def decode(

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.sglang_engines import Child, Mode, settings
+from benchmarks.sglang_engines import Child, Mode, parsed, settings
 from benchmarks.sglang_judge import verdict_of
 from benchmarks.sglang_modes import levels, machine
 from benchmarks.sglang_oracle import MOVED
@@ -210,10 +210,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks")
     parser.add_argument("--ep", type=int, default=1, help="expert-parallel ranks among them")
     parser.add_argument("--dense", action="store_true", help="no mixture of experts")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON", help="engine argument")
-    parser.add_argument("--logs", type=Path, required=True, help="where the engines' logs go")
-    parser.add_argument("--out", type=Path)
-    return parser.parse_args()
+    return parsed(parser)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.sglang_engines import Child, Mode, settings
+from benchmarks.sglang_engines import Child, Mode, parsed, settings
 from benchmarks.sglang_modes import levels, machine
 
 COMMIT, BLOCK, PROMPT = 4, 8, 512
@@ -139,10 +139,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--levels", type=levels, default=[1, 4, 16], help="requests at a time")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON", help="engine argument")
-    parser.add_argument("--logs", type=Path, required=True, help="where the engines' logs go")
-    parser.add_argument("--out", type=Path)
-    return parser.parse_args()
+    return parsed(parser)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.sglang_engines import ROOT, Child, Mode, settings
+from benchmarks.sglang_engines import ROOT, Child, Mode, parsed, settings
 from benchmarks.sglang_judge import Judge
 from benchmarks.sglang_modes import levels, machine, read_prompts
 
@@ -121,10 +121,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--sizes", type=levels, default=[1, 2], help="tensor-parallel sizes")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON", help="engine argument")
-    parser.add_argument("--logs", type=Path, required=True, help="where the engines' logs go")
-    parser.add_argument("--out", type=Path)
-    return parser.parse_args()
+    return parsed(parser)
 
 
 if __name__ == "__main__":
