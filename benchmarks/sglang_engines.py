@@ -18,6 +18,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+ON_CPU = "DDTREE_BENCHMARK_ON_CPU"
+if os.environ.get(ON_CPU) == "1":  # also in what an engine starts, which imports this file anew
+    sys.path.insert(0, str(ROOT / "tests/sglang"))
+    import on_cpu  # noqa: F401  stands in for what SGLang lacks on a CPU
+CPU_ARGUMENTS: dict[str, Any] = {
+    "device": "cpu", "cuda_graph_backend_decode": "disabled", "disable_overlap_schedule": True,
+    "mem_fraction_static": 0.2,
+}  # fmt: skip
 _PLUGINS = {
     "ddtree": "toolkit.ddtree.sglang.plugin:register",
     "ddtree_sync_check": "sglang_sync_check:register",

@@ -9,19 +9,23 @@ changing ranks, so that most commits move latent rows. Tokens are judged by a fl
 Face's own model, with near-ties as in sglang_judge.py. The judge has to fail a replaced token, and a server
 that leaves the moves out. With several ranks (`--tp`), each writes a digest of its trees and commits at every
 step (sglang_rank_trace.py), and the ranks' files have to be the same.
+
+Without a GPU, `--cpu --prompts 4 --tokens 40 --levels 4` takes a quarter of an hour: Triton's interpreter is
+slow. Expert parallelism does not run there: SGLang's experts for CPUs know one rank.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.sglang_engines import Child, Mode, parsed, settings
+from benchmarks.sglang_engines import CPU_ARGUMENTS, ON_CPU, Child, Mode, parsed, settings
 from benchmarks.sglang_judge import verdict_of
 from benchmarks.sglang_modes import levels, machine
 from benchmarks.sglang_oracle import MOVED
@@ -39,6 +43,8 @@ PLUGINS = ("ddtree", "ddtree_oracle", "ddtree_rank_trace")
 
 def main() -> None:
     args = parse()
+    if args.cpu:
+        os.environ[ON_CPU] = "1"
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         target, drafter = checkpoints(folder, dense=args.dense)
@@ -56,7 +62,7 @@ def main() -> None:
             "max_running_requests": max(args.levels), "mem_fraction_static": 0.3, "max_total_tokens": 16384,
             "context_length": 1024, "random_seed": 1, "disable_radix_cache": True, "log_level": "warning",
             "tp_size": args.tp, "ep_size": args.ep, "disable_custom_all_reduce": True,
-            **settings(args.set),
+            **(CPU_ARGUMENTS if args.cpu else {}), **settings(args.set),
         }  # fmt: skip
         texts = folder / "texts.json"
         tree = {"speculative_algorithm": "DDTREE", "speculative_draft_model_path": str(drafter)}
@@ -209,6 +215,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--levels", type=levels, default=[1, 16], help="requests at a time")
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks")
     parser.add_argument("--ep", type=int, default=1, help="expert-parallel ranks among them")
+    parser.add_argument("--cpu", action="store_true", help="in the environment of scripts/sglang_env.sh")
     parser.add_argument("--dense", action="store_true", help="no mixture of experts")
     return parsed(parser)
 

@@ -12,6 +12,7 @@ import argparse
 import json
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,13 @@ def ranks_differ(lines: dict[str, list[str]]) -> tuple[int, int]:
 
 
 def traces(child: Child) -> dict[str, list[str]]:
-    return {path.stem: path.read_text().splitlines() for path in child.folder.glob("rank*.txt")}
+    """What each rank wrote; one that lags behind the answer is waited for, at most ten seconds."""
+    deadline = time.monotonic() + 10
+    while True:
+        told = {path.stem: path.read_text().splitlines() for path in child.folder.glob("rank*.txt")}
+        if len({len(lines) for lines in told.values()}) <= 1 or time.monotonic() > deadline:
+            return told
+        time.sleep(0.1)
 
 
 def report(args: argparse.Namespace, prompts: list[list[int]], told: dict[int, dict[str, Any]]) -> None:
