@@ -54,7 +54,9 @@ options:
     type: bool
     default: false
   new_baseline:
-    description: Do not compare with the release before.
+    description:
+      - Do not compare with the release before; with C(rollback), hold later changes against this judgement of
+        the release, not against its first one.
     type: bool
     default: false
   lock_wait:

@@ -109,6 +109,13 @@ def rollback(
     release: Annotated[
         str | None, typer.Option("--to", metavar="RELEASE", help="A release that history shows.")
     ] = None,
+    new_baseline: Annotated[
+        bool,
+        typer.Option(
+            "--new-baseline",
+            help="Hold later changes against this judgement of the release, not against its first one.",
+        ),
+    ] = False,
     inventory: Inventories = None,
     limit: Limit = None,
     batch: Batch = 1,
@@ -120,7 +127,8 @@ def rollback(
     """Return to an earlier release, by default the one that served before, with its own checks."""
     where = fleet.where(inventory, limit, batch=batch)
     if where is not None:
-        fleet.rollback(name, release, where, fleet.Manner(yes, verbose, as_json, lock_wait))
+        manner = fleet.Manner(yes, verbose, as_json, lock_wait)
+        fleet.rollback(name, release, where, manner, new_baseline=new_baseline)
         return
     from toolkit.cli.progress import Lines
     from toolkit.deploy.flow import describe, rollback_target
@@ -140,7 +148,7 @@ def rollback(
         say(f"rollback of {service.name} from {current.id} to {target.id}, one restart:")
         for line in describe(differences(current.profile, target.profile)):
             say(f"  {line}")
-        outcome = run_rollback(service, release, watcher, lock_wait=lock_wait)
+        outcome = run_rollback(service, release, watcher, lock_wait=lock_wait, new_baseline=new_baseline)
     _finish(service, outcome, as_json=as_json)
 
 

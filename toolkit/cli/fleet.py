@@ -177,9 +177,11 @@ def swap(name: str | None, sets: Sequence[str], where: Where, manner: Manner, **
     _change(name, where, manner, "swap", args, preview="swap_preview")
 
 
-def rollback(name: str | None, release: str | None, where: Where, manner: Manner) -> None:
+def rollback(
+    name: str | None, release: str | None, where: Where, manner: Manner, *, new_baseline: bool
+) -> None:
     """Go back to an earlier release, host by host."""
-    args = {"release": release, "lock_wait": manner.lock_wait}
+    args = {"release": release, "lock_wait": manner.lock_wait, "new_baseline": new_baseline}
 
     _change(name, where, manner, "rollback", args, preview="rollback_preview")
 

@@ -273,7 +273,14 @@ def _target(release: Release) -> Any:
     return (release.profile.get("model") or {}).get("target")
 
 
-def rollback(service: Deployed, release_id: str | None, watcher: Watcher, *, lock_wait: float) -> Outcome:
+def rollback(
+    service: Deployed,
+    release_id: str | None,
+    watcher: Watcher,
+    *,
+    lock_wait: float,
+    new_baseline: bool = False,
+) -> Outcome:
     """Go back to an earlier release with its own environment and its own checks.
 
     Args:
@@ -281,6 +288,7 @@ def rollback(service: Deployed, release_id: str | None, watcher: Watcher, *, loc
         release_id: None takes the newest accepted release before the current one.
         watcher: told of every step.
         lock_wait: seconds to wait for the lock.
+        new_baseline: hold later changes against this judgement of the release, not against its first one.
 
     Raises:
         ConfigError: there is no such release.
@@ -301,6 +309,7 @@ def rollback(service: Deployed, release_id: str | None, watcher: Watcher, *, loc
             changes=changes,
             acceptance=acceptance_of(profile, target.unit, (), Judging()),
             keep_releases=profile.service.keep_releases,
+            new_baseline=new_baseline,
         )
         return run_request(session, request, watcher.event)
 

@@ -36,6 +36,7 @@ def describe_status(item: dict[str, Any]) -> list[tuple[str, str]]:
         ("config", _config(item["config"]) if item["config"] else None),
         ("now", f"acceptance length {length:.2f}, {now['running']} requests running" if length else None),
         ("accepted", _accepted(item["accepted"] or {})),
+        ("judged again", _accepted(item.get("judged_again") or {})),
         ("experiment", _experiment(item["experiment"])),
         ("last change", _transaction(item["transaction"])),
         ("lock", _lock(item["lock"])),

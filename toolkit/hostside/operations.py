@@ -38,8 +38,9 @@ from toolkit.release.controller import is_reserved
 from toolkit.release.host import ServiceHost
 from toolkit.release.journal import Event
 from toolkit.release.request import Outcome, read_request
+from toolkit.release.store import Release
 from toolkit.remote.bootstrap import MARKER, REMEMBERED
-from toolkit.service.files import replace_file
+from toolkit.service.files import read_json, replace_file
 
 RESERVED = contextlib.ExitStack()  # locks that are kept until the agent ends
 # The last plan, and what it is of. It is used again only under a lock that was kept since.
@@ -153,7 +154,13 @@ def rollback(args: Args, send: Send) -> dict[str, Any]:
     """Go back to an earlier release."""
     _identify(args)
     service = find_service(args["service"])
-    outcome = flow.rollback(service, args["release"], _watcher(send), lock_wait=args["lock_wait"])
+    outcome = flow.rollback(
+        service,
+        args["release"],
+        _watcher(send),
+        lock_wait=args["lock_wait"],
+        new_baseline=bool(args.get("new_baseline")),
+    )
     return _ended(service, outcome)
 
 
@@ -422,5 +429,12 @@ def _ended(service: Deployed, outcome: Outcome | None) -> dict[str, Any]:
         "outcome": None if outcome is None else outcome.to_json(),
         "release": None if current is None else current.id,
         "url": None if current is None else current.unit.url,
-        "report": None if current is None else current.acceptance,
+        "report": None if current is None else _report(current, outcome),
     }
+
+
+def _report(current: Release, outcome: Outcome | None) -> Any:
+    """The newest judgement of what serves; a test has its own, which is not kept with the release."""
+    if outcome is not None and outcome.status == "committed" and outcome.report is not None:
+        return read_json(Path(outcome.report))
+    return current.judged_again or current.acceptance

@@ -11,7 +11,7 @@ from toolkit.release.experiment import Experiment, read_experiment, write_experi
 from toolkit.release.host import ServiceHost
 from toolkit.release.request import Outcome, Request, Status
 from toolkit.release.steps import Steps
-from toolkit.release.store import ACCEPTANCE_FILE, PENDING_FILE, REFUSED_FILE, Release
+from toolkit.release.store import PENDING_FILE, REFUSED_FILE, Release
 from toolkit.release.timer import spawn_timer
 from toolkit.service import ports
 from toolkit.service.files import read_json
@@ -42,8 +42,7 @@ def commit(host: ServiceHost, request: Request, release: Release) -> None:
         ToolkitError: an experiment cannot be timed.
         OSError: the disk is full or failing.
     """
-    with contextlib.suppress(FileNotFoundError):
-        (release.path / PENDING_FILE).replace(release.path / ACCEPTANCE_FILE)
+    release.keep_report(new_baseline=request.new_baseline)
     if request.kind != "experiment":
         return
     if request.base is None or request.experiment_seconds is None:
@@ -131,7 +130,7 @@ def _settle_report(host: ServiceHost, request: Request, status: Status) -> str |
             (folder / PENDING_FILE).replace(path)
         return str(path) if path.is_file() else None
     if status == "committed":
-        path = folder / ACCEPTANCE_FILE
+        path = Release(request.release, folder).report_file
     else:
         path = folder / REFUSED_FILE
         with contextlib.suppress(OSError):

@@ -91,6 +91,7 @@ class Request:
         comparison: launches that are measured once `acceptance` has passed.
         experiment_seconds: time until an experiment returns to `base` by itself.
         keep_releases: releases that pruning leaves.
+        new_baseline: the report of this judgement becomes the release's baseline, whatever it had before.
         recorded: whether it makes an entry in the history.
         id: id of the transaction.
     """
@@ -106,6 +107,7 @@ class Request:
     comparison: Comparison | None = None
     experiment_seconds: float | None = None
     keep_releases: int = 5
+    new_baseline: bool = False
     recorded: bool = True
     id: str = field(default_factory=_new_id)
 

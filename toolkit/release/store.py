@@ -1,4 +1,4 @@
-"""Releases of one service: immutable folders, and the link to the one that is to serve.
+"""Releases of one service: folders in which nothing served ever changes, and the link to the one to serve.
 
 A release is written into a hidden folder, made durable, then renamed, so a reader sees all of it or nothing.
 """
@@ -20,13 +20,22 @@ from toolkit.build.environment import damage
 from toolkit.errors import ConfigError, ToolkitError
 from toolkit.layout import ServicePaths
 from toolkit.profile.changes import Change
-from toolkit.service.files import fsync_dir, json_bytes, make_private, read_json, write_new
+from toolkit.service.files import (
+    fsync_dir,
+    json_bytes,
+    make_private,
+    read_json,
+    replace_file,
+    write_new,
+)
 from toolkit.service.unit import UNIT_FILE, Unit, read_unit, write_unit
 
 ACCEPTANCE_FILE = "acceptance.json"
+LATEST_FILE = "acceptance.latest.json"  # of a judgement after the one that it was accepted with
 PENDING_FILE = "acceptance.pending.json"
 REFUSED_FILE = "acceptance.refused.json"
 _PROFILE_FILE = "profile.json"
+_RECORDED_FILE = "recorded.json"
 _MANIFEST_FILE = "manifest.json"
 _META_FILE = "release.json"
 _SOURCES = "sources"
@@ -60,9 +69,15 @@ class Release:
         return str(self.meta.get("digest", ""))
 
     @property
-    def profile(self) -> dict[str, Any]:
-        """The resolved profile."""
+    def built_profile(self) -> dict[str, Any]:
+        """The resolved profile that it was made from."""
         return self._read(_PROFILE_FILE)
+
+    @property
+    def profile(self) -> dict[str, Any]:
+        """The resolved profile, with what was put on record since."""
+        recorded = self._recorded.get("profile")
+        return recorded if isinstance(recorded, dict) else self.built_profile
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -81,14 +96,73 @@ class Release:
     @property
     def swapped(self) -> tuple[str, ...]:
         """Keys whose values came from a swap since the last deploy."""
-        keys = self.meta.get("swapped")
+        keys = self._recorded.get("swapped", self.meta.get("swapped"))
         return tuple(key for key in keys if isinstance(key, str)) if isinstance(keys, list) else ()
 
     @property
     def acceptance(self) -> dict[str, Any] | None:
-        """The stored acceptance report; None for a release that was never accepted."""
-        value = read_json(self.path / ACCEPTANCE_FILE)
-        return value if isinstance(value, dict) else None
+        """The report it was accepted with, its baseline; None for a release that was never accepted."""
+        return self._report(ACCEPTANCE_FILE)
+
+    @property
+    def judged_again(self) -> dict[str, Any] | None:
+        """The report of the last judgement since, that of a rollback to it; None where there was none."""
+        return self._report(LATEST_FILE)
+
+    def record(
+        self, profile: Mapping[str, Any], *, swapped: Collection[str], sources: Mapping[str, bytes]
+    ) -> None:
+        """Let its profile be this one, which would be served alike; what it was made from stays as it is.
+
+        Args:
+            profile: resolved profile as a JSON object.
+            swapped: keys whose values came from a swap since the last deploy.
+            sources: profile files as the user wrote them, by file name; none leaves those of before.
+
+        Raises:
+            ToolkitError: it cannot be written; the profile is as before.
+        """
+        value = {"profile": dict(profile), "swapped": sorted(swapped)}
+        try:
+            for name, data in sources.items():
+                replace_file(self.path / _SOURCES / Path(name).name, data, 0o444)
+            replace_file(self.path / _RECORDED_FILE, json_bytes(value), 0o444)
+        except OSError as error:
+            said = f"{self.path / _RECORDED_FILE}: cannot be written: {error.strerror}"
+            raise ToolkitError(said, hint="free some space; nothing was changed") from error
+
+    @property
+    def _recorded(self) -> dict[str, Any]:
+        value = read_json(self.path / _RECORDED_FILE)
+        return value if isinstance(value, dict) else {}
+
+    def keep_report(self, *, new_baseline: bool) -> None:
+        """Keep the pending report: as the baseline if it is the first, else beside it; may be repeated.
+
+        Later releases are held against the baseline: would every judgement move it, a release that comes out
+        slower each time would drag the bar down. A trial that was judged by correctness alone sets none.
+
+        Args:
+            new_baseline: put it in the baseline's place.
+
+        Raises:
+            OSError: the disk is failing; renaming takes no space.
+        """
+        pending = self.path / PENDING_FILE
+        if not pending.is_file():
+            return
+        baseline = self.acceptance
+        if baseline is None or baseline.get("mode") == "experiment" or new_baseline:
+            (self.path / LATEST_FILE).unlink(missing_ok=True)
+            pending.replace(self.path / ACCEPTANCE_FILE)
+        else:
+            pending.replace(self.path / LATEST_FILE)
+
+    @property
+    def report_file(self) -> Path:
+        """File of the newest accepted report, existing or not."""
+        latest = self.path / LATEST_FILE
+        return latest if latest.is_file() else self.path / ACCEPTANCE_FILE
 
     def sources(self) -> dict[str, bytes]:
         """The files that its profile was read from, by name."""
@@ -125,6 +199,10 @@ class Release:
                 hint=_DEPLOY_AGAIN,
             )
         return Path(folder)
+
+    def _report(self, name: str) -> dict[str, Any] | None:
+        value = read_json(self.path / name)
+        return value if isinstance(value, dict) else None
 
     def _read(self, name: str) -> dict[str, Any]:
         value = read_json(self.path / name)

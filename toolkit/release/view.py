@@ -46,7 +46,9 @@ class ServiceStatus:
         manager: kind of service manager.
         survives_reboot: whether it starts again after a reboot.
         config: the profile's main values.
-        accepted: verdict and key figures of the stored acceptance report, None without one.
+        accepted: verdict and key figures of the report that it was accepted with, None without one; later
+            changes are held against it.
+        judged_again: those of the last judgement since, by a rollback to it; None without one.
         lock: holder of the lock, None when free.
         transaction: the running, interrupted or last transaction.
         experiment: the running experiment and the seconds it has left.
@@ -70,6 +72,7 @@ class ServiceStatus:
     survives_reboot: bool | None = None
     config: dict[str, Any] = field(default_factory=dict)
     accepted: dict[str, Any] | None = None
+    judged_again: dict[str, Any] | None = None
     lock: dict[str, Any] | None = None
     transaction: dict[str, Any] | None = None
     experiment: dict[str, Any] | None = None
@@ -123,7 +126,8 @@ def status(layout: Layout, name: str) -> ServiceStatus:
         manager=manager.kind,
         survives_reboot=manager.survives_reboot,
         config=config,
-        accepted=_accepted(current),
+        accepted=_judgement(current.acceptance),
+        judged_again=_judgement(current.judged_again),
         warnings=tuple(
             _warnings(
                 current,
@@ -203,8 +207,7 @@ def _config(release: Release) -> dict[str, Any]:
     }
 
 
-def _accepted(release: Release) -> dict[str, Any] | None:
-    report = release.acceptance
+def _judgement(report: dict[str, Any] | None) -> dict[str, Any] | None:
     if report is None:
         return None
     keys = ("verdict", "started", "acceptance_length", "tokens_per_second")
