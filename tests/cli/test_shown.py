@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from toolkit.acceptance.report import Report
-from toolkit.cli.change import _show_history
+from toolkit.cli.history import show_entries, show_table
 from toolkit.cli.progress import finish, show_report
 from toolkit.cli.service import _show_lock
 from toolkit.release.request import Outcome
@@ -14,14 +14,23 @@ from toolkit.release.request import Outcome
 NEW, OLD = "20261130T041200Z-1a2b3c4d", "20261130T031200Z-1a2b3c4d"
 
 
-def entry(kind: str, outcome: str, release: str | None, *changes: tuple[str, object, object]) -> dict:
+def entry(
+    kind: str, outcome: str, release: str | None, *changes: tuple[str, object, object], **more: object
+) -> dict:
     return {
+        "id": "20261130T041200Z-aaaaaaaa",
+        "base": None,
+        "command": kind,
+        "message": "",
+        "reason": "",
+        "seconds": {},
         "when": "2026-11-30T04:12:55+00:00",
         "who": "ann@desk",
         "kind": kind,
         "outcome": outcome,
         "release": release,
         "changes": [dict(zip(("key", "old", "new"), change, strict=True)) for change in changes],
+        **more,
     }
 
 
@@ -31,7 +40,7 @@ def test_the_history_fits_eighty_columns(capsys: pytest.CaptureFixture[str]) -> 
         entry("deploy", "committed", NEW),
         entry("stop", "committed", None),
     ]
-    _show_history({"entries": entries, "current": NEW, "kept": [OLD, NEW], "earlier": 4})
+    show_table({"entries": entries, "current": NEW, "kept": [OLD, NEW], "earlier": 4})
     shown = capsys.readouterr()
     assert shown.err == "4 earlier entries: -n 7 shows them\n"
     assert shown.out == (
@@ -45,6 +54,29 @@ def test_the_history_fits_eighty_columns(capsys: pytest.CaptureFixture[str]) -> 
     )
     longest = f"2026-11-30 04:12Z  {NEW}  experiment  committed (current)"
     assert len(longest) <= 80
+
+
+def test_the_history_tells_why_a_change_was_undone(capsys: pytest.CaptureFixture[str]) -> None:
+    reason = (
+        "acceptance refused it: acceptance_length: 2.709 is not at least 3.022 (10% under the base's 3.357)"
+    )
+    long = "returning failed too: " + "x" * 300
+    entries = [
+        entry("swap", "rolled_back", NEW, reason=reason, message=f"{reason}; {OLD} serves again"),
+        entry("swap", "rollback_failed", OLD, reason=long),
+        entry("deploy", "not_started", NEW, message="written by an earlier version"),
+        entry("deploy", "committed", OLD, message=f"{OLD} serves"),
+    ]
+    show_table({"entries": entries, "current": OLD, "kept": [OLD, NEW], "earlier": 0})
+    shown = capsys.readouterr()
+    whys = [line.strip() for line in shown.out.splitlines() if "why:" in line]
+    assert whys[0] == f"why: {reason}"
+    assert whys[1] == f"why: {long[:149]}…"
+    assert whys[2:] == ["why: written by an earlier version"]
+    assert shown.err == f"a reason was cut: --entry {OLD} shows it whole\n"
+
+    show_entries({"entries": entries[1:2], "current": OLD, "kept": [], "earlier": 0})
+    assert f"    why      {long}\n" in capsys.readouterr().out
 
 
 def refused(report: Path | None = None) -> Outcome:

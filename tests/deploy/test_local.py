@@ -240,7 +240,11 @@ def test_logs_and_history_are_readable(site: Site) -> None:
     assert site.run("logs", "-n", "5").stdout.strip()
     shown = site.run("history")
     assert "rolled back" in shown.stdout
+    assert "why: acceptance refused it: acceptance_length: " in shown.stdout
     assert shown.stderr == ""
+    undone = next(entry for entry in site.json("history") if entry["outcome"] == "rolled_back")
+    assert f"why      {undone['reason']}\n" in site.run("history", "--entry", undone["id"]).stdout
+    assert site.run("history", "--entry", "none").returncode == 2
     assert "acceptance length" in site.run("status").stdout
 
 

@@ -1,6 +1,7 @@
 """History and journal: what a crash or damage in the middle of a line leaves readable."""
 
 import errno
+import json
 import os
 
 import pytest
@@ -24,6 +25,15 @@ def test_history_keeps_order_and_values(service):
     assert history.read(service.paths)[0] == first
     assert [item.id for item in history.read(service.paths)] == ["t1", "t2"]
     assert service.paths.history.stat().st_mode & 0o777 == 0o600
+
+
+def test_history_of_another_version_is_read(service):
+    """One that knew no reasons yet, and one that knows more than this."""
+    older = {key: value for key, value in entry(1).to_json().items() if key != "reason"}
+    newer = entry(2, reason="too slow").to_json() | {"weather": "fair"}
+    service.paths.history.write_text("".join(json.dumps(item) + "\n" for item in (older, newer)))
+    found = history.read(service.paths)
+    assert [(item.id, item.reason) for item in found] == [("t1", ""), ("t2", "too slow")]
 
 
 def test_torn_history_line_costs_only_itself(service):

@@ -87,6 +87,9 @@ def test_refused_release_is_rolled_back(base):
     assert steps(events, "failed") == ["acceptance", "acceptance_old"]
     assert outcome.report == str(second.path / "acceptance.refused.json")
     assert second.acceptance is None
+    last = history.read(service.paths)[-1]
+    assert outcome.reason == last.reason == "acceptance refused it: too slow"
+    assert (last.message, last.outcome) == (f"{last.reason}; {first.id} serves again", "rolled_back")
     with pytest.raises(RolledBackError, match="too slow"):
         outcome.raise_for_status()
 

@@ -1,10 +1,10 @@
-"""swap, rollback, history."""
+"""swap, rollback."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,7 +21,7 @@ from toolkit.cli.options import (
     Verbose,
     Yes,
 )
-from toolkit.cli.output import answer, emit, require_yes, say
+from toolkit.cli.output import emit, require_yes, say
 from toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     app.command("swap")(swap)
     app.command("rollback")(rollback)
-    app.command("history")(history)
 
 
 def swap(
@@ -150,46 +149,6 @@ def rollback(
             say(f"  {line}")
         outcome = run_rollback(service, release, watcher, lock_wait=lock_wait, new_baseline=new_baseline)
     _finish(service, outcome, as_json=as_json)
-
-
-def history(
-    name: ServiceName = None,
-    count: Annotated[int, typer.Option("-n", "--lines", min=1, help="Newest entries to show.")] = 20,
-    inventory: Inventories = None,
-    limit: Limit = None,
-    as_json: Json = False,
-) -> None:
-    """Who changed what, when, and how it ended; the newest last."""
-    where = fleet.where(inventory, limit)
-    if where is not None:
-        fleet.show_each(name, "history", {"count": count}, where, _show_history, as_json=as_json)
-        return
-    from toolkit.hostside.operations import past
-
-    found = past({"service": name, "count": count})
-    if as_json:
-        emit(found["entries"])
-    else:
-        _show_history(found)
-
-
-def _show_history(found: dict[str, Any]) -> None:
-    from toolkit.deploy.flow import describe
-    from toolkit.profile.changes import Change
-
-    entries, current = found["entries"], found["current"]
-    newest = [entry for entry in entries if current and entry["release"] == current][-1:]
-    if found["earlier"]:
-        say(f"{found['earlier']} earlier entries: -n {found['earlier'] + len(entries)} shows them")
-    for entry in entries:
-        gone = entry["release"] is not None and entry["release"] not in found["kept"]
-        mark = " (current)" if entry in newest else " (removed)" if gone else ""
-        when = entry["when"][:16].replace("T", " ")  # to the minute, which leaves room for whole ids
-        outcome = entry["outcome"].replace("_", " ")
-        answer(f"{when}Z  {entry['release'] or '-':<25}  {entry['kind']:<10}  {outcome}{mark}")
-        answer(f"    by {entry['who']}")
-        for line in describe([Change(**change) for change in entry["changes"]]):
-            answer(f"    {line}")
 
 
 def _experiment_seconds(text: str | None, *, experiment: bool) -> float | None:

@@ -9,7 +9,20 @@ from typing import Annotated, NoReturn
 import typer
 
 from toolkit import __version__
-from toolkit.cli import change, checks, deploy, doctor, drift, hosts, life, models, profiles, service, wheels
+from toolkit.cli import (
+    change,
+    checks,
+    deploy,
+    doctor,
+    drift,
+    history,
+    hosts,
+    life,
+    models,
+    profiles,
+    service,
+    wheels,
+)
 from toolkit.cli.output import show_error
 from toolkit.errors import EXIT_INTERRUPTED, StoppedWatchingError, ToolkitError
 
@@ -20,7 +33,20 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for module in (deploy, service, change, checks, drift, doctor, hosts, models, profiles, wheels, life):
+for module in (
+    deploy,
+    service,
+    change,
+    history,
+    checks,
+    drift,
+    doctor,
+    hosts,
+    models,
+    profiles,
+    wheels,
+    life,
+):
     module.register(app)
 
 

@@ -211,18 +211,27 @@ def status(args: Args, _: Send) -> list[dict[str, Any]]:
 
 
 def past(args: Args, _: Send = _nobody) -> dict[str, Any]:
-    """The newest entries of the history, and which release is current."""
+    """The newest entries of the history, or those of one release or transaction, and what is current.
+
+    Raises:
+        ConfigError: there is no such entry.
+    """
     service = find_service(args["service"])
     host = ServiceHost(service.layout, service.name)
     current = host.store.current()
     every = history.read(host.paths)
-    entries = every[-args["count"] :]
+    entries, earlier = every[-args["count"] :], max(len(every) - args["count"], 0)
+    if (wanted := args.get("entry")) is not None:
+        entries, earlier = [entry for entry in every if wanted in (entry.id, entry.release)], 0
+        if not entries:
+            hint = f"ddtoolkit history {service.name} lists them"
+            raise ConfigError(f"{service.name}: the history has no entry {wanted}", hint=hint)
     return {
         "service": service.name,
         "current": None if current is None else current.id,
         "kept": [release.id for release in host.store.all()],
         "entries": [entry.to_json() for entry in entries],
-        "earlier": len(every) - len(entries),
+        "earlier": earlier,
     }
 
 

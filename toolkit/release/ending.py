@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import dataclass
 
 from toolkit.errors import ToolkitError
 from toolkit.release import history
@@ -61,22 +62,30 @@ def commit(host: ServiceHost, request: Request, release: Release) -> None:
     spawn_timer(host)
 
 
-def end(
-    host: ServiceHost, request: Request, steps: Steps, status: Status, message: str, *, hint: str | None
-) -> Outcome:
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What is said of an end: how it ended, why it did not come to what was asked for, the next step."""
+
+    message: str
+    reason: str = ""
+    hint: str | None = None
+
+
+def end(host: ServiceHost, request: Request, steps: Steps, status: Status, words: Words) -> Outcome:
     """Record the outcome in the history and, last of all, in the journal."""
     report = _settle_report(host, request, status)
     seconds = {**steps.seconds, "total": steps.total()}
     outcome = Outcome(
         status=status,
-        message=message,
+        message=words.message,
+        reason=words.reason,
         kind=request.kind,
         release=request.release,
         base=request.base,
         serving=_serving(host, status),
         seconds=seconds,
         log=() if status == "committed" else steps.log,
-        hint=hint,
+        hint=words.hint,
         report=report,
         transaction=request.id,
     )
@@ -84,7 +93,7 @@ def end(
         _record(host, request, steps, outcome)
     with contextlib.suppress(OSError):
         host.store.forget_switches()
-    steps.end(message, outcome.to_json())
+    steps.end(words.message, outcome.to_json())
     return outcome
 
 
@@ -151,6 +160,7 @@ def _record(host: ServiceHost, request: Request, steps: Steps, outcome: Outcome)
         base=outcome.base,
         changes=request.changes,
         message=outcome.message,
+        reason=outcome.reason,
         seconds=outcome.seconds,
     )
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,8 @@ class Entry:
         release: release that it went to.
         base: release that it came from.
         changes: changed keys of the profile.
-        message: one line for people.
+        message: how it ended, one line for people.
+        reason: why it did not come to what was asked for; "" where it did.
         seconds: duration by step; `total` and `downtime` among them.
     """
 
@@ -44,12 +45,16 @@ class Entry:
     base: str | None = None
     changes: tuple[Change, ...] = ()
     message: str = ""
+    reason: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
     when: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
         return asdict(self)
+
+
+_KNOWN = frozenset(item.name for item in fields(Entry))
 
 
 def append(paths: ServicePaths, entry: Entry) -> None:
@@ -128,7 +133,8 @@ def read(paths: ServicePaths) -> list[Entry]:
         try:
             value = json.loads(line)
             value["changes"] = tuple(Change(**change) for change in value.get("changes", ()))
-            entry = Entry(**value)
+            # A newer version of the toolkit may know more of a change.
+            entry = Entry(**{key: item for key, item in value.items() if key in _KNOWN})
         except (ValueError, TypeError, AttributeError):
             continue
         if _sound(entry):
@@ -138,7 +144,8 @@ def read(paths: ServicePaths) -> list[Entry]:
 
 def _sound(entry: Entry) -> bool:
     """Whether every value has the type that readers count on."""
-    texts = (entry.id, entry.kind, entry.outcome, entry.who, entry.command, entry.message, entry.when)
+    texts = [entry.id, entry.kind, entry.outcome, entry.who, entry.command, entry.when]
+    texts += [entry.message, entry.reason]
     numbers = entry.seconds.values() if isinstance(entry.seconds, dict) else (None,)
     return (
         all(isinstance(text, str) for text in texts)

@@ -23,6 +23,7 @@ from toolkit.service.unit import Unit, seconds
 _KEPT_LINES = 10
 _GRACE = 1.0
 _MAX_LINE = 65536
+_MAX_TOLD = 500  # characters of a line that go into a message; the history has limited space
 ACCEPTED, REFUSED = 0, 1
 
 
@@ -123,7 +124,7 @@ def _verdict(status: int, report: Any, said: list[str]) -> Verdict:
         words = "; ".join(map(str, reasons)) if isinstance(reasons, list) else ""
         return Verdict(False, f"acceptance refused it: {words or 'see the report'}", report)
     how = f"status {status}" if status >= 0 else signal_name(-status)
-    tail = f": {said[-1]}" if said else ""
+    tail = f": {said[-1][:_MAX_TOLD]}" if said else ""
     missing = "" if report is not None else " without a report"
     return Verdict(False, f"acceptance ended with {how}{missing}{tail}", report)
 

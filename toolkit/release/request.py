@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -146,6 +146,7 @@ class Outcome:
             `first_failed`: there was no base, the service is stopped; `not_started`: refused before anything
             was touched; `failed`: a start, stop or restart did not succeed; `interrupted`: its process died.
         message: what happened, with the reason, for people.
+        reason: why it did not come to what was asked for; "" where it did.
         kind: of the request.
         release: id of the release that was asked for.
         base: id of the release before.
@@ -168,6 +169,7 @@ class Outcome:
     hint: str | None = None
     report: str | None = None
     transaction: str = ""
+    reason: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -196,7 +198,8 @@ class Outcome:
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Outcome:
         """The outcome of `to_json`'s object."""
-        given = {key: item for key, item in value.items() if key != "exit_code"}
+        known = {item.name for item in fields(Outcome)}
+        given = {key: item for key, item in value.items() if key in known}
         return Outcome(**{**given, "log": tuple(given.get("log", ()))})
 
 

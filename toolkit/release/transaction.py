@@ -50,7 +50,7 @@ class Transaction:
         try:
             self._preflight()
         except StepFailedError as failure:
-            return self._end("not_started", f"{failure.reason}; nothing was changed", hint=failure.hint)
+            return self._not_started(failure)
         try:
             with failing():
                 self._go(self._target())
@@ -65,7 +65,8 @@ class Transaction:
         if self._request.kind not in RELEASING:
             return self._run_simple()
         if "stop_old" not in begun:
-            return self._end("not_started", "it was interrupted before anything was changed")
+            reason = f"{self._steps.reason()}it was interrupted"
+            return self._end("not_started", f"{reason} before anything was changed", reason=reason)
         if "commit" not in begun or "stop_new" in begun:
             return self._undo(f"{self._steps.reason()}it was interrupted at step {begun[-1]}")
         try:
@@ -183,17 +184,17 @@ class Transaction:
                 self._return_to(base)
             if not self._base_should_run():
                 message = f"{reason}; {base} is current again and stopped, as it was before"
-                return self._end("rolled_back", message, hint=hint)
+                return self._end("rolled_back", message, reason=reason, hint=hint)
             self._enable(self._store.get(base))
             with self._steps.step("ready_old", f"waiting for a real token of {base}"):
                 self._wait_ready(self._store.get(base).unit, patient=True)
         except StepFailedError as failure:
-            message = f"{reason}; returning to {base} failed too: {failure.reason}"
+            reason = f"{reason}; returning to {base} failed too: {failure.reason}"
             name = self._host.name
             hint = failure.hint or f"ddtoolkit logs {name}; then ddtoolkit start {name}"
-            return self._end("rollback_failed", message, hint=hint)
+            return self._end("rollback_failed", reason, reason=reason, hint=hint)
         self._report_base(base)
-        return self._end("rolled_back", f"{reason}; {base} serves again", hint=hint)
+        return self._end("rolled_back", f"{reason}; {base} serves again", reason=reason, hint=hint)
 
     def _undo_first(self, reason: str, hint: str | None) -> Outcome:
         message = f"{reason}; there is no earlier release, the service is stopped"
@@ -205,7 +206,7 @@ class Transaction:
             hint = failure.hint
         with self._steps.attempt("switch_back", "no release is current"):
             self._store.switch(None)
-        return self._end("first_failed", message, hint=hint)
+        return self._end("first_failed", message, reason=reason, hint=hint)
 
     def _return_to(self, base: str) -> None:
         # What cannot be stopped, and a link that cannot be set, must not keep the base from serving.
@@ -258,7 +259,9 @@ class Transaction:
                     self._ensure_serving(self._target())
                     self._enable(self._target())
         except StepFailedError as failure:
-            return self._end("failed", failure.reason, hint=failure.hint)
+            return self._end("failed", failure.reason, reason=failure.reason, hint=failure.hint)
+        if kind == "start" and "start_new" not in self._steps.begun(also_now=True):
+            return self._end_served_already()
         return self._end("committed", _STOPPED_WORDS[kind])
 
     def _run_test(self) -> Outcome:
@@ -282,9 +285,10 @@ class Transaction:
                     release = self._target()
                     self._relaunch("release", release.path, release.unit)
         except StepFailedError as failure:
-            return self._end("rollback_failed", f"{reason}; then: {failure.reason}", hint=failure.hint)
+            reason = f"{reason}; then: {failure.reason}"
+            return self._end("rollback_failed", reason, reason=reason, hint=failure.hint)
         if reason is not None:
-            return self._end("failed", reason, hint=hint)
+            return self._end("failed", reason, reason=reason, hint=hint)
         return self._end("committed", f"{self._request.release} passed and serves")
 
     def _enable(self, release: Release) -> None:
@@ -361,5 +365,6 @@ class Transaction:
     def _log_tail(self) -> list[str]:
         return self._host.manager(self._serving_unit()).log_tail()
 
-    def _end(self, status: Status, message: str, *, hint: str | None = None) -> Outcome:
-        return ending.end(self._host, self._request, self._steps, status, message, hint=hint)
+    def _end(self, status: Status, message: str, *, reason: str = "", hint: str | None = None) -> Outcome:
+        words = ending.Words(message, reason, hint)
+        return ending.end(self._host, self._request, self._steps, status, words)
