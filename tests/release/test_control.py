@@ -1,18 +1,23 @@
 """start, stop, restart, status and logs as commands use them."""
 
+import contextlib
 import os
 import signal
+import socket
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
-from changes import change
-from stub_service import ACCEPTS
+from changes import change, request
+from stub_service import ACCEPTS, wait_until
 
 from toolkit.errors import ConfigError, LockedError
 from toolkit.release import control, history
 from toolkit.release.controller import hold
 from toolkit.release.view import status
+from toolkit.service.supervision import read_supervision
 
 
 def test_nothing_deployed(service):
@@ -74,6 +79,54 @@ def test_failed_restart_says_so_with_the_last_lines(service):
         time.sleep(0.05)
     assert shown.exit_status == 4
     assert "no memory" in shown.log
+
+
+def port_taken(service, first):
+    return socket.create_server(("127.0.0.1", service.port))
+
+
+def program_gone(service, first):
+    Path(first.unit.argv[0]).unlink()
+    return contextlib.nullcontext()
+
+
+@pytest.mark.parametrize("fault", [port_taken, program_gone])
+def test_a_start_that_came_to_nothing_shows_nothing_of_the_run_before(service, fault):
+    program = service.layout.root / "python"
+    program.symlink_to(sys.executable)
+    first = service.stage("one", argv=(str(program), *service.unit("x", "--mark", "one").argv[1:]))
+    change(service, "deploy", first)
+    control.stop(service.layout, service.name)
+    with fault(service, first):
+        outcome = control.start(service.layout, service.name)
+    assert (outcome.status, outcome.log) == ("failed", ())
+    events = read_journal(service.paths.transaction)
+    assert [
+        event.data["log"] for event in events if (event.step, event.state) == ("start_new", "failed")
+    ] == [[]]
+
+
+def test_a_start_of_what_serves_says_that_nothing_was_started(service):
+    change(service, "deploy", service.stage("one"))
+    outcome = control.start(service.layout, service.name)
+    assert (outcome.status, outcome.hint) == ("committed", None)
+    assert outcome.message == "it serves already: nothing was started"
+
+
+def test_a_start_of_what_lost_its_supervisor_says_so_and_what_helps(service):
+    change(service, "deploy", service.stage("one"))
+    supervisor = read_supervision(service.paths.supervisor).supervisor
+    os.kill(supervisor.pid, signal.SIGKILL)
+    wait_until(lambda: not supervisor.alive())
+    pid = service.host.process_status().pid
+    outcome = control.start(service.layout, service.name)
+    assert (outcome.status, outcome.serving) == ("committed", service.host.store.current().id)
+    assert "nothing was started: its supervisor is gone" in outcome.message
+    assert outcome.hint.startswith("ddtoolkit restart stub")
+    assert (service.mark(), service.host.process_status().pid) == ("one", pid)
+    assert control.restart(service.layout, service.name).message == "restarted"
+    assert service.host.process_status().supervised
+    assert service.mark() == "one"
 
 
 def test_status_and_logs_take_no_lock_and_changes_do(service):

@@ -1,25 +1,31 @@
 """A disk without a free byte: nothing half-written, and the old release serves or serves again."""
 
 import contextlib
+import errno
 import os
+import shutil
 import subprocess
 
 import pytest
 from changes import change, request
-from stub_service import REFUSES, StubService
+from stub_service import ACCEPTS, REFUSES, StubService
 
 from toolkit.errors import ToolkitError
 from toolkit.release import control, history
 from toolkit.release.controller import begin, hold, result
+from toolkit.release.journal import Journal, read_journal
+from toolkit.release.request import Comparison, Launch
+from toolkit.release.run import work
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to mount a small file system")
 
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory):
-    """A service on a file system of 2 MiB that serves `one`."""
+    """A service on a file system of 8 MiB and 2,000 inodes that serves `one`."""
     folder = tmp_path_factory.mktemp("disk")
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], check=False)
+    options = "size=8m,nr_inodes=2000"
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=False)
     if mounted.returncode:
         pytest.skip(reason="no file system can be mounted here")
     stub = StubService(folder / "root")
@@ -40,6 +46,19 @@ def no_space(stub):
         yield
     finally:
         filler.unlink()
+
+
+@contextlib.contextmanager
+def no_inode(stub):
+    folder = stub.layout.root / "many"
+    folder.mkdir()
+    with contextlib.suppress(OSError):
+        for number in range(2000):
+            (folder / str(number)).touch()
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder)
 
 
 def files(stub):
@@ -75,7 +94,7 @@ def test_lock_says_so(full):
         pass
 
 
-def run_prepared(stub, asked, monkeypatch):
+def run_prepared(stub, asked, monkeypatch, full_of=no_space):
     """A transaction that was prepared while there was space, and finds none when it runs."""
     from toolkit.release import controller
 
@@ -84,20 +103,95 @@ def run_prepared(stub, asked, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(controller, "_spawn", lambda folder, *, recover: None)
             folder = begin(stub.layout, stub.name, asked)
-        with no_space(stub):
+        with full_of(stub):
             spawn(folder, recover=False)
             for _ in controller.follow(folder):
                 pass
     return result(folder)
 
 
-def test_rollback_needs_no_space(full, monkeypatch):
+@pytest.mark.parametrize(("full_of", "said"), [(no_space, "0.0 MiB free"), (no_inode, "(inodes)")])
+@pytest.mark.parametrize("kind", ["deploy", "swap", "rollback", "experiment"])
+def test_a_change_that_could_not_be_written_is_refused_before_the_stop(
+    full, monkeypatch, kind, full_of, said
+):
+    """H9: with a large model, finding out after the stop costs many minutes without a server."""
     stub, first = full
-    second = stub.stage("two", "--chatter", "5000")
-    outcome = run_prepared(stub, request("deploy", second, first, acceptance=REFUSES), monkeypatch)
-    assert outcome.status == "rolled_back"
+    second = stub.stage("two")
+    pid = stub.host.process_status().pid
+    asked = request(kind, second, first, acceptance=ACCEPTS, experiment_seconds=60.0)
+    outcome = run_prepared(stub, asked, monkeypatch, full_of)
+    shutil.rmtree(second.path)
+    assert (outcome.status, outcome.serving) == ("not_started", first.id), outcome.message
+    assert said in outcome.message
+    assert f"the acceptance report ({second.path})" in outcome.message
+    assert outcome.message.endswith("nothing was changed")
+    assert "free some there" in outcome.hint
+    assert "stop_old" not in [event.step for event in read_journal(stub.paths.transaction)]
+    assert stub.host.process_status().pid == pid
+
+
+def test_a_test_that_restarts_is_refused_before_the_stop(full, monkeypatch):
+    stub, first = full
+    pid = stub.host.process_status().pid
+    launch = Launch("chain", stub.unit(first.id).to_json(), ACCEPTS)
+    asked = request("test", first, acceptance=ACCEPTS, comparison=Comparison((launch,), ACCEPTS))
+    outcome = run_prepared(stub, asked, monkeypatch)
+    assert (outcome.status, stub.host.process_status().pid) == ("failed", pid)
+    assert "0.0 MiB free" in outcome.message
+
+
+def test_rollback_needs_no_space(full):
+    """The new release fills the disk up; the way back takes nothing."""
+    stub, first = full
+    filler = stub.layout.root / "filler"
+    fills = f'cat /dev/zero > {filler}; exec "$@"'
+    serve = stub.unit("x", "--mark", "two", "--chatter", "5000").argv
+    second = stub.stage("two", argv=("/bin/sh", "-c", fills, "sh", *serve))
+    outcome, _ = change(stub, "deploy", second, first, acceptance=REFUSES)
+    left = shutil.disk_usage(filler).free
+    filler.unlink()
+    assert left < 64 << 10
+    assert outcome.status == "rolled_back", outcome.message
     assert stub.mark() == "one"
     assert stub.host.store.current() == first
+
+
+@pytest.mark.parametrize("line", range(1, 14))
+def test_a_journal_that_cannot_be_written_any_more_leaves_a_server(full, monkeypatch, line):
+    """From some line on: before the stop it is not stopped, after it the old or the new release serves."""
+    stub, _ = full
+    base = stub.host.store.current()
+    pid = stub.host.process_status().pid
+    asked = request("swap", stub.stage(f"line {line}"), base, acceptance=ACCEPTS)
+    monkeypatch.setattr("toolkit.release.controller._spawn", lambda folder, *, recover: None)
+    with hold(stub.layout, stub.name, "test"):
+        folder = begin(stub.layout, stub.name, asked)
+        monkeypatch.undo()
+        written = Journal.write
+
+        def write(self, event, *, durable=True):
+            if len(read_journal(folder)) >= line:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            written(self, event, durable=durable)
+
+        child = os.fork()
+        if child == 0:
+            Journal.write = write
+            stub.host.lock.hold_transaction()
+            work(folder, recover=False)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    if line <= 2:  # "stop_old" could not be announced
+        assert stub.host.process_status().pid == pid
+    current = stub.host.store.current()
+    assert stub.mark() == current.profile["mark"]
+    with hold(stub.layout, stub.name, "next") as session:
+        assert session.recovered.status in ("not_started", "rolled_back", "committed")
+    current = stub.host.store.current()
+    assert stub.mark() == current.profile["mark"]
+    if current != base:
+        assert change(stub, "rollback", base, current)[0].status == "committed"
 
 
 def test_stop_and_start_need_no_space(full, monkeypatch):

@@ -1,8 +1,10 @@
 """History and journal: what a crash or damage in the middle of a line leaves readable."""
 
+import contextlib
 import errno
 import json
 import os
+import subprocess
 
 import pytest
 
@@ -24,6 +26,7 @@ def test_history_keeps_order_and_values(service):
     history.append(service.paths, entry(2))
     assert history.read(service.paths)[0] == first
     assert [item.id for item in history.read(service.paths)] == ["t1", "t2"]
+
     assert service.paths.history.stat().st_mode & 0o777 == 0o600
 
 
@@ -82,6 +85,35 @@ def test_journal_grows_beyond_its_reserved_space(tmp_path):
         journal.write(Event("acceptance", "progress", "x" * 10000, data={"n": number}), durable=False)
     journal.close()
     assert [event.data["n"] for event in read_journal(tmp_path)] == list(range(40))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to mount a small file system")
+def test_progress_leaves_space_for_the_outcome(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", disk], check=False).returncode:
+        pytest.skip(reason="no file system can be mounted here")
+    try:
+        create_journal(disk)
+        journal = Journal(disk)
+        with (disk / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(b"x" * 4096)
+        written = 0
+        with contextlib.suppress(OSError):
+            while written < 1000:
+                journal.write(Event("acceptance", "progress", "x" * 1000), durable=False)
+                written += 1
+        assert 100 < written < 300
+        # What does not fit leaves the place to what does.
+        with pytest.raises(OSError, match="No space left"):
+            journal.write(Event("ready", "failed", "x" * 100_000))
+        journal.write(Event("outcome", "done", "x" * 10_000))
+        journal.close()
+        events = read_journal(disk)
+        assert [event.step for event in events] == ["acceptance"] * written + ["outcome"]
+    finally:
+        subprocess.run(["umount", disk], check=True)
 
 
 def test_absent_journal_is_empty(tmp_path):

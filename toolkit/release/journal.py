@@ -1,11 +1,12 @@
 """The journal of a transaction: one JSON object a line, on disk before the effect that it announces.
 
 The file's space is reserved when the transaction is prepared, so a full disk cannot stop a rollback; unused
-space is zero bytes at the end.
+space is zero bytes at the end. Progress never takes the last of it, which steps and outcome need.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -17,6 +18,7 @@ from toolkit.service.files import PRIVATE_FILE, fsync_dir
 
 JOURNAL_FILE = "journal.jsonl"
 _RESERVED = 1 << 18
+_KEPT = 1 << 16
 
 EventState = Literal["begin", "done", "failed", "progress"]
 
@@ -50,20 +52,31 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(folder / JOURNAL_FILE, flags)
-        self._position = _end(os.pread(self._fd, os.fstat(self._fd).st_size, 0))
+        self._size = os.fstat(self._fd).st_size
+        self._position = _end(os.pread(self._fd, self._size, 0))
 
     def write(self, event: Event, *, durable: bool = True) -> None:
-        """Append `event`.
+        """Append `event`; one that need not be durable is progress, for whoever watches.
 
         Raises:
-            OSError: the disk is full beyond the reserved space, or failing.
+            OSError: the disk is full beyond the reserved space, or failing; the next event takes its place.
         """
         line = json.dumps(event.to_json(), ensure_ascii=True).encode() + b"\n"
+        if not durable:
+            self._extend(self._position + len(line) + _KEPT)
         # Overwrites what an interrupted write may have left; readers stop at the last whole line.
-        os.pwrite(self._fd, line, self._position)
+        if os.pwrite(self._fd, line, self._position) < len(line):  # only a disk that fills up cuts it short
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), JOURNAL_FILE)
         self._position += len(line)
         if durable:
             os.fdatasync(self._fd)
+
+    def _extend(self, end: int) -> None:
+        """Reserve space up to `end`, so that there is always some behind it."""
+        if end > self._size:
+            size = end + _RESERVED
+            os.posix_fallocate(self._fd, 0, size)
+            self._size = size
 
     def close(self) -> None:
         """Close the file."""

@@ -13,7 +13,9 @@ from toolkit.errors import ToolkitError
 from toolkit.release.journal import Event, Journal, read_journal
 
 # Steps in which the server itself runs or fails to: its last lines belong to the failure.
-_SERVING = ("start_", "ready")
+_STARTING = "start_"
+_SERVING = (_STARTING, "ready")
+_MAX_LINE = 500  # characters of a line of output that the journal takes; it has limited space
 
 
 class StepFailedError(Exception):
@@ -30,6 +32,10 @@ class StepFailedError(Exception):
         self.hint = hint
 
 
+class NotBegunError(StepFailedError):
+    """A step could not be put into the journal, so that its effect was not tried."""
+
+
 class Steps:
     """Writes the journal of one transaction and measures its steps.
 
@@ -39,7 +45,7 @@ class Steps:
         log: the server's last lines at the first failure.
     """
 
-    def __init__(self, folder: Path, log_tail: Callable[[], list[str]]) -> None:
+    def __init__(self, folder: Path, log_tail: Callable[[float | None], list[str]]) -> None:
         self.before = read_journal(folder)
         self.seconds: dict[str, float] = {}
         self.log: tuple[str, ...] = ()
@@ -48,16 +54,32 @@ class Steps:
         self._written: list[Event] = []
         self._begin = time.monotonic()
         self._down_since: float | None = None
+        # When the last start was begun, by whichever process; its output begins there, if it has any.
+        begun = [event for event in self.before if event.state == "begin"]
+        self._started = next(
+            (event.time for event in reversed(begun) if event.step.startswith(_STARTING)), None
+        )
 
     @contextmanager
-    def step(self, name: str, message: str) -> Iterator[dict[str, Any]]:
+    def step(self, name: str, message: str, *, announced: bool = False) -> Iterator[dict[str, Any]]:
         """Journal a step around its effect, which may add details to the yielded object.
 
+        Args:
+            name: of the step.
+            message: one line for people.
+            announced: do nothing where the journal cannot be written, since nobody could take it back later.
+
         Raises:
+            NotBegunError: it had to be announced and could not be.
             StepFailedError: the effect raised a ToolkitError or an OSError.
         """
         begin = time.monotonic()
-        self._write(Event(name, "begin", message))
+        event = Event(name, "begin", message)
+        if name.startswith(_STARTING):
+            self._started = event.time
+        why = self._write(event)
+        if announced and why is not None:
+            raise NotBegunError(f"the journal cannot be written: {why.strerror}")
         data: dict[str, Any] = {}
         try:
             yield data
@@ -65,7 +87,7 @@ class Steps:
             failure = _failure(error)
             self._measure(name, begin)
             if name.startswith(_SERVING):
-                lines = self._log_tail()
+                lines = [line[:_MAX_LINE] for line in self._log_tail(self._started)]
                 self.log = self.log or tuple(lines)
                 data["log"] = lines
             self._write(Event(name, "failed", failure.reason, data=data))
@@ -79,9 +101,10 @@ class Steps:
         with contextlib.suppress(StepFailedError), self.step(name, message) as data:
             yield data
 
-    def begun(self) -> list[str]:
-        """Names of the steps that an earlier process began, in order."""
-        return [event.step for event in self.before if event.state == "begin"]
+    def begun(self, *, also_now: bool = False) -> list[str]:
+        """Names of the steps that an earlier process began, in order; with `also_now` this one's, too."""
+        events = [*self.before, *self._written] if also_now else self.before
+        return [event.step for event in events if event.state == "begin"]
 
     def reason(self) -> str:
         """Why an earlier process had to go back, as the beginning of a sentence; "" where it had not."""
@@ -129,11 +152,14 @@ class Steps:
     def _measure(self, name: str, begin: float) -> None:
         self.seconds[name] = round(time.monotonic() - begin, 3)
 
-    def _write(self, event: Event) -> None:
+    def _write(self, event: Event) -> OSError | None:
         # Space is reserved; should the disk fail all the same, serving matters more than the record.
         self._written.append(event)
-        with contextlib.suppress(OSError):
+        try:
             self._journal.write(event)
+        except OSError as error:
+            return error
+        return None
 
 
 @contextmanager

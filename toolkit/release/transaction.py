@@ -20,7 +20,8 @@ from toolkit.release.host import ServiceHost
 from toolkit.release.judge import judge
 from toolkit.release.launches import compare_launches
 from toolkit.release.request import RELEASING, Acceptance, Outcome, Request, Status
-from toolkit.release.steps import StepFailedError, Steps, failing
+from toolkit.release.space import require_space
+from toolkit.release.steps import NotBegunError, StepFailedError, Steps, failing
 from toolkit.release.store import PENDING_FILE, Release
 from toolkit.service.manager import ProcessStatus
 from toolkit.service.readiness import wait_ready
@@ -54,6 +55,8 @@ class Transaction:
         try:
             with failing():
                 self._go(self._target())
+        except NotBegunError as failure:
+            return self._not_started(failure)
         except StepFailedError as failure:
             return self._undo(failure.reason, failure.hint)
         return self._commit()
@@ -81,6 +84,8 @@ class Transaction:
         with self._steps.step("preflight", "checking the release") as data:
             self._target().require_environment()
             unit = self._target().unit
+            if self._request.kind != "return":  # its time is over, whatever the disk has to say
+                require_space(self._host.paths, self._target().path, unit)
             self._host.manager(unit).check(self._target().path)
             write_secrets(unit)
             status = self._host.process_status()
@@ -107,7 +112,7 @@ class Transaction:
 
     def _go(self, release: Release) -> None:
         step = self._steps.step
-        with step("stop_old", "stopping the old release") as data:
+        with step("stop_old", "stopping the old release", announced=True) as data:
             forget_experiment(self._host.paths)
             # What is not accepted yet must not be started by a reboot.
             self._host.manager(self._serving_unit()).disable()
@@ -264,6 +269,17 @@ class Transaction:
             return self._end_served_already()
         return self._end("committed", _STOPPED_WORDS[kind])
 
+    def _end_served_already(self) -> Outcome:
+        """A start that found it serving; nothing can take the place of a supervisor while its server runs."""
+        if self._status(self._target().unit).supervised:
+            return self._end("committed", "it serves already: nothing was started")
+        return self._end(
+            "committed",
+            "it serves already, and nothing was started: its supervisor is gone, so that nothing would start "
+            "it again after a crash",
+            hint=f"ddtoolkit restart {self._host.name} gives it one; it does not serve while it loads",
+        )
+
     def _run_test(self) -> Outcome:
         """Judge the release that serves, with its further launches; afterwards it serves again."""
         reason = hint = None
@@ -273,6 +289,8 @@ class Transaction:
             with failing():
                 release = self._target()
                 self._host.manager(release.unit)
+                if self._request.comparison is not None:
+                    require_space(self._host.paths, release.path, release.unit)
                 if self._request.acceptance is not None:
                     with self._steps.step("acceptance", "judging the release"):
                         self._judge(release, self._request.acceptance)
@@ -280,7 +298,8 @@ class Transaction:
         except StepFailedError as failure:
             reason, hint = failure.reason, failure.hint
         try:
-            if reason is not None and self._request.comparison is not None:
+            stopped = any(step.startswith("stop_for_") for step in self._steps.begun(also_now=True))
+            if reason is not None and stopped:
                 with failing():
                     release = self._target()
                     self._relaunch("release", release.path, release.unit)
@@ -362,8 +381,12 @@ class Transaction:
         """False only where the base had been stopped on request before this transaction."""
         return self._steps.said("preflight", "base_should_run", default=True)
 
-    def _log_tail(self) -> list[str]:
-        return self._host.manager(self._serving_unit()).log_tail()
+    def _log_tail(self, since: float | None) -> list[str]:
+        return self._host.manager(self._serving_unit()).log_tail(since=since)
+
+    def _not_started(self, failure: StepFailedError) -> Outcome:
+        message = f"{failure.reason}; nothing was changed"
+        return self._end("not_started", message, reason=failure.reason, hint=failure.hint)
 
     def _end(self, status: Status, message: str, *, reason: str = "", hint: str | None = None) -> Outcome:
         words = ending.Words(message, reason, hint)

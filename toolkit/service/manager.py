@@ -175,8 +175,14 @@ class ServiceManager(Protocol):
             ToolkitError: it cannot be kept from it.
         """
 
-    def log_tail(self, lines: int = 20) -> list[str]:
-        """The last lines of output since the last start."""
+    def log_tail(self, lines: int = 20, *, since: float | None = None) -> list[str]:
+        """The last lines of output since the last start.
+
+        Args:
+            lines: how many.
+            since: when the start in question was begun, seconds since the epoch. Where it came to nothing
+                the last start is one before, whose output is not told. None: the last start, whenever it was.
+        """
 
     def logs(self, lines: int, *, follow: bool, ended: Callable[[], bool]) -> Iterator[str]:
         """The last `lines` lines of output; with `follow` also each further one until `ended` says so.

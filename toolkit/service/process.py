@@ -134,8 +134,11 @@ class ProcessManager:
             leftovers=tuple(item for item in found.leftovers if _still_there(item)),
         )
 
-    def log_tail(self, lines: int = 20) -> list[str]:
-        """The last lines of output since the last start, across rotation."""
+    def log_tail(self, lines: int = 20, *, since: float | None = None) -> list[str]:
+        """The last lines of output since the last start, across rotation; none if that was before `since`."""
+        record = read_supervision(self._paths.supervisor)
+        if since is not None and (record is None or record.since < since):
+            return []
         found = logfile.tail(self._paths.log, max(lines, _SEARCHED))
         for index in range(len(found) - 1, -1, -1):
             if START_NOTE in found[index]:

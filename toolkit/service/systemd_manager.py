@@ -155,10 +155,11 @@ class SystemdManager:
         """
         unit_files.disable(self._unit)
 
-    def log_tail(self, lines: int = 20) -> list[str]:
-        """The last lines of output since the last start, with systemd's own about the unit."""
+    def log_tail(self, lines: int = 20, *, since: float | None = None) -> list[str]:
+        """The last lines of output since the last start, or `since`, with systemd's own about the unit."""
         started = read_started(self._paths)
-        return journald.tail(self._unit, lines, since=started.time if started else None)
+        times = [moment for moment in (since, started.time if started else None) if moment is not None]
+        return journald.tail(self._unit, lines, since=max(times, default=None))
 
     def logs(self, lines: int, *, follow: bool, ended: Callable[[], bool]) -> Iterator[str]:
         """The last lines of output; with `follow` also each further one until `ended` says so."""
