@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import sys
@@ -13,9 +14,12 @@ import pytest
 from changes import change, request
 from stub_service import ACCEPTS, wait_until
 
+from toolkit.deploy.watch import describe_status
 from toolkit.errors import ConfigError, LockedError
 from toolkit.release import control, history
-from toolkit.release.controller import hold
+from toolkit.release.controller import begin, follow, hold
+from toolkit.release.journal import read_journal
+from toolkit.release.steps import Steps
 from toolkit.release.view import status
 from toolkit.service.supervision import read_supervision
 
@@ -28,6 +32,53 @@ def test_nothing_deployed(service):
             verb(service.layout, service.name)
     with pytest.raises(ConfigError, match="has not written a log yet"):
         control.logs(service.layout, service.name)
+
+
+def told(service):
+    return dict(describe_status(status(service.layout, service.name).to_json()))
+
+
+def test_a_first_deploy_that_is_being_prepared_is_told(service):
+    before = time.time()
+    with hold(service.layout, service.name, "deploy profile stub"):
+        shown = status(service.layout, service.name)
+        assert shown.state == "deploying"
+        assert shown.since == pytest.approx(before, abs=5)
+        words = told(service)
+        assert words["state"].startswith("deploying since 20")
+        assert re.fullmatch(
+            r"first deploy by .* since \d{4}-.*Z \(\d s\), being prepared .*: nothing is started yet",
+            words["under way"],
+        )
+    assert told(service) == {"state": "absent"}
+
+
+def test_a_first_deploy_tells_its_step_and_since_when(service, monkeypatch):
+    first = service.stage("one", "--load", "1.5")
+    monkeypatch.setattr("toolkit.release.controller._spawn", lambda folder, *, recover: None)
+    folder = begin(service.layout, service.name, request("deploy", first))
+    monkeypatch.undo()
+    flock = service.host.lock.hold_transaction()
+    steps = Steps(folder, lambda since: [])
+    with steps.step("preflight", "checking the release"):
+        words = told(service)
+        assert words["state"].startswith("deploying since 20")
+        assert re.fullmatch(
+            r"first deploy by ann@desk since .*Z \(0 s\), for 0 s at step preflight \(checking the release\)",
+            words["under way"],
+        )
+    os.close(flock)
+    assert told(service)["last change"].startswith(
+        "deploy by ann@desk was interrupted at step preflight; the"
+    )
+
+    with hold(service.layout, service.name, "deploy profile stub"):
+        begin(service.layout, service.name, request("deploy", first))
+        # What is started is not accepted yet, whatever the process manager says of it.
+        wait_until(lambda: "at step ready (waiting for a real token)" in told(service).get("under way", ""))
+        assert status(service.layout, service.name).state in ("starting", "running")
+        list(follow(service.paths.transaction))
+    assert {"under way", "last change"} & set(told(service)) == set()
 
 
 def test_life_of_a_service(service):

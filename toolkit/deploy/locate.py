@@ -72,8 +72,14 @@ def find_service(name: str | None) -> Deployed:
         if service.name == name:
             return service
     for service in recorded_services():
-        if service.name == name and service.layout.service(name).history.is_file():
+        if service.name != name:
+            continue
+        if service.layout.service(name).history.is_file():
             return service
+        raise ConfigError(
+            f"{name}: its first deploy was begun, and has not come to a release yet",
+            hint=f"if it is not running any more: ddtoolkit deploy profile {name} goes on with it",
+        )
     raise ConfigError(
         f"no service {name!r} is deployed on this machine (deployed: {names})",
         hint=f"ddtoolkit deploy profile {name}",

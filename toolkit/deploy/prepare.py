@@ -23,7 +23,7 @@ from toolkit.provision.requirements import Requirements, requirements
 from toolkit.release import history
 from toolkit.release.host import ServiceHost
 from toolkit.release.store import Release
-from toolkit.release.view import unsettled
+from toolkit.release.under_way import unsettled
 from toolkit.service import ports
 from toolkit.service.secrets import stored_secrets
 from toolkit.weights import wanted as weights

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from toolkit.deploy.locate import Deployed, current_release
+from toolkit.release.under_way import DEPLOYING
 from toolkit.release.view import ServiceStatus
 from toolkit.release.view import status as host_status
 from toolkit.service.secrets import stored_secrets
@@ -38,7 +39,8 @@ def describe_status(item: dict[str, Any]) -> list[tuple[str, str]]:
         ("accepted", _accepted(item["accepted"] or {})),
         ("judged again", _accepted(item.get("judged_again") or {})),
         ("experiment", _experiment(item["experiment"])),
-        ("last change", _transaction(item["transaction"])),
+        ("under way", _under_way(item)),
+        ("last change", _last_change(item["transaction"])),
         ("lock", _lock(item["lock"])),
         *(("warning", text) for text in item["warnings"]),
         *(("log", line) for line in item["log"]),
@@ -77,10 +79,14 @@ def _server_now(service: Deployed, shown: ServiceStatus) -> dict[str, Any] | Non
 def _state(item: dict[str, Any]) -> str:
     if item["since"] is None:
         return str(item["state"])
-    when = datetime.fromtimestamp(item["since"], UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    when = _clock(item["since"])
     pid = f", pid {item['pid']}" if item["pid"] else ""
     restarts = f", {item['restarts']} restarts" if item["restarts"] else ""
     return f"{item['state']} since {when} ({age(item['since'])}){pid}{restarts}"
+
+
+def _clock(when: float) -> str:
+    return datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def _config(config: dict[str, Any]) -> str:
@@ -115,12 +121,33 @@ def _experiment(experiment: dict[str, Any] | None) -> str | None:
     return f"by {experiment['who']}, returns to {experiment['base']} in {left / 60:.1f} min"
 
 
-def _transaction(transaction: dict[str, Any] | None) -> str | None:
-    if transaction is None or transaction["outcome"] == "committed":
+def _under_way(item: dict[str, Any]) -> str | None:
+    """The change that runs: whose, since when, at which step, and for how long it is at it."""
+    transaction, lock = item["transaction"], item["lock"]
+    if transaction is not None and transaction["state"] == "running":
+        kind = "first deploy" if transaction["first"] else transaction["kind"]
+        words = f"{kind} by {transaction['who']}"
+        if transaction["began"] is None:
+            return f"{words}, just begun"
+        words += f" since {_clock(transaction['began'])} ({age(transaction['began'])})"
+        if transaction["step_began"] is not None:
+            words += f", for {age(transaction['step_began'])} at step {transaction['step']}"
+            words += f" ({transaction['doing']})"
+        return words
+    if item["state"] == DEPLOYING and lock is not None:
+        words = f"first deploy by {lock['who']} since {_clock(lock['since'])} ({age(lock['since'])})"
+        return f"{words}, being prepared (host and build): nothing is started yet"
+    return None
+
+
+def _last_change(transaction: dict[str, Any] | None) -> str | None:
+    if transaction is None or transaction["state"] == "running" or transaction["outcome"] == "committed":
         return None
     if transaction["state"] == "ended":
         return f"{transaction['kind']} {transaction['outcome'].replace('_', ' ')}: {transaction['message']}"
-    return f"{transaction['kind']} by {transaction['who']} {transaction['state']} at {transaction['step']}"
+    where = f" at step {transaction['step']}" if transaction["step"] else ""
+    words = f"{transaction['kind']} by {transaction['who']} was interrupted{where}"
+    return f"{words}; the next command that changes the service finishes or reverses it first"
 
 
 def _lock(lock: dict[str, Any] | None) -> str | None:

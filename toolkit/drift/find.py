@@ -17,7 +17,7 @@ from toolkit.provision.lacks import lacks
 from toolkit.provision.requirements import requirements
 from toolkit.release.host import ServiceHost
 from toolkit.release.store import Release
-from toolkit.release.view import unsettled
+from toolkit.release.under_way import unsettled
 
 
 def find(service: Deployed, wanted: Mapping[str, Any] | None) -> list[Drift]:

@@ -11,12 +11,10 @@ from typing import Any
 
 from toolkit.errors import ToolkitError
 from toolkit.layout import Layout
-from toolkit.release.controller import result
 from toolkit.release.experiment import read_experiment
 from toolkit.release.host import ServiceHost
-from toolkit.release.journal import read_journal
-from toolkit.release.request import read_request
 from toolkit.release.store import Release
+from toolkit.release.under_way import DEPLOYING, first_deploy_since, transaction_of
 from toolkit.service.manager import ProcessStatus
 from toolkit.service.unit import Unit
 
@@ -31,7 +29,8 @@ class ServiceStatus:
     Attributes:
         name: name of the service.
         state: `running`, `starting` (it loads, or waits for a restart), `failed`,
-            `stopped`, or `absent` where nothing was ever deployed.
+            `stopped`, `deploying` (a first deploy is under way, nothing is current yet), or `absent` where
+            nothing was ever deployed.
         healthy: whether /health answers 200 now.
         release: id of the current release.
         started_release: id of the release that was started last; differs from `release` only inside a
@@ -148,11 +147,16 @@ def _without_current(name: str, process: ProcessStatus, common: dict[str, Any]) 
     if process.active:
         stop = f"ddtoolkit stop {name} ends it"
         warnings.append(f"a process serves release {process.release}, while none is current ({stop})")
+    state: str = process.state if process.since is not None else "absent"
+    since = process.since
+    begun = first_deploy_since(common["transaction"], common["lock"])
+    if begun is not None and not process.active:
+        state, since = DEPLOYING, begun
     return ServiceStatus(
         name,
-        process.state if process.since is not None else "absent",
+        state,
         started_release=process.release,
-        since=process.since,
+        since=since,
         pid=process.pid,
         message=process.message,
         warnings=tuple(warnings),
@@ -226,29 +230,6 @@ def _lock(host: ServiceHost) -> dict[str, Any] | None:
     return {"who": info.who, "command": info.command, "since": info.since, "stale": host.lock.stale(info)}
 
 
-def transaction_of(host: ServiceHost) -> dict[str, Any] | None:
-    """The running, interrupted or last transaction; None without any."""
-    folder = host.paths.transaction
-    try:
-        request = read_request(folder)
-    except ToolkitError:
-        return None
-    events = read_journal(folder)
-    outcome = result(folder)
-    state = "running" if outcome is None else ("interrupted" if outcome.status == "interrupted" else "ended")
-    return {
-        "id": request.id,
-        "kind": request.kind,
-        "who": request.who,
-        "release": request.release,
-        "base": request.base,
-        "state": state,
-        "step": events[-1].step if events else None,
-        "message": outcome.message if outcome else (events[-1].message if events else ""),
-        "outcome": outcome.status if outcome else None,
-    }
-
-
 def _experiment(host: ServiceHost) -> dict[str, Any] | None:
     experiment = read_experiment(host.paths)
     if experiment is None:
@@ -288,12 +269,3 @@ def _loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def unsettled(host: ServiceHost) -> str | None:
-    """A change that runs or was interrupted, in words; until it has ended, what is current may not stay."""
-    found = transaction_of(host)
-    if found is None or found["state"] == "ended":
-        return None
-    state = "runs" if found["state"] == "running" else "was interrupted and will be finished or reversed"
-    return f"a {found['kind']} by {found['who']} {state}: the release that is current is not accepted yet"
