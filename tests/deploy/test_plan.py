@@ -5,9 +5,14 @@ from typing import Any
 
 import pytest
 
+from toolkit.acceptance.settings import settings_for
 from toolkit.build.environment import Environment
 from toolkit.drift.finding import Drift, Mend
+from toolkit.layout import Layout
 from toolkit.plan.steps import CurrentRelease, Desired, Observed, Plan, make_plan
+from toolkit.profile.loading import differences, load_profile
+from toolkit.profile.recorded import RECORDED, restarts
+from toolkit.service.command import unit_for
 
 ENVIRONMENT = Environment(Path("/usr/bin/python3"), {"torch": "2.13.0"}, "aa")
 PROFILE: dict[str, Any] = {"name": "x", "speculative": {"budget": 16}, "acceptance": {"level": "quick"}}
@@ -63,6 +68,68 @@ def test_a_changed_key_is_one_restart_with_its_diff_and_downtime() -> None:
     assert made.steps[0].reasons == ("speculative.budget: 7 -> 16",)
     assert [change.key for change in made.undone_swaps] == ["speculative.budget"]
     assert made.downtime == 4.5
+
+
+def test_a_key_that_the_server_does_not_depend_on_is_put_on_record() -> None:
+    old = PROFILE | {"host": {"download_rate": None, "wheelhouse": "/srv/old"}}
+    new = PROFILE | {"host": {"download_rate": 9, "wheelhouse": "/srv/new"}}
+    desired = Desired(new, ENVIRONMENT, {})
+    made = make_plan("x", desired, Observed(release=current(old), state="running", load_seconds=4.5))
+    assert (actions(made), made.downtime) == (["record"], 0.0)
+    assert made.steps[0].reasons == (
+        "host.download_rate: unset -> 9",
+        "host.wheelhouse: /srv/old -> /srv/new",
+    )
+    assert actions(make_plan("x", desired, Observed(release=current(old), state="stopped"))) == [
+        "record",
+        "start",
+    ]
+    # Beside a key that takes a restart it comes with the new release.
+    wider = desired.profile | {"speculative": {"budget": 32}}
+    made = make_plan("x", Desired(wider, ENVIRONMENT, {}), Observed(release=current(old), state="running"))
+    assert actions(made) == ["release", "restart", "acceptance"]
+    assert len(made.steps[0].reasons) == 3
+
+
+OTHER = {
+    "description": "another",
+    "hardware.driver": "{branch: 590}",
+    "hardware.min_driver": "580.95.05",
+    "host.download_files": "7",
+    "host.download_rate": "9MB",
+    "host.journal_max_size": "1GiB",
+    "host.min_free_disk": "7GiB",
+    "host.model_hub": "https://hub.example",
+    "host.os": "debian-12",
+    "host.packages": "[jq]",
+    "host.time_sync": "false",
+    "host.wheelhouse": "/srv/wheels",
+    "service.keep_releases": "9",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        *(("systemd-cpu", key) for key in RECORDED if not key.startswith("hardware.")),  # a CPU has no driver
+        *(("rtx-pro-6000-pcie-8x", key) for key in RECORDED),
+    ],
+)
+def test_the_server_and_its_judgement_do_not_depend_on_what_is_only_recorded(name: str, key: str) -> None:
+    before = load_profile(name).profile
+    after = load_profile(name, sets=[f"{key}={OTHER[key]}"]).profile
+    changes = differences(before, after)
+    assert changes
+    assert not restarts(changes)
+    layout = Layout()
+    folder = layout.service(name).releases / "20260101T000000Z-00000000"
+    units = [
+        unit_for(profile, release_dir=folder, layout=layout, python=Path("/usr/bin/python3"))
+        for profile in (before, after)
+    ]
+    assert units[0].to_json() == units[1].to_json()
+    judged = [settings_for(profile, units[0].url) for profile in (before, after)]
+    assert judged[0] == judged[1]
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,10 @@ def test_release_holds_what_was_staged(service):
     assert again.swapped == ("speculative.budget",)
     assert (again.path / "sources" / "local-cpu.yaml").read_bytes() == b"schema: 1\n"
     assert again.acceptance is None
+    again.record({"name": "stub", "mark": "one", "more": 1}, swapped=["more"], sources={})
+    assert (again.profile["more"], again.swapped) == (1, ("more",))
+    assert "more" not in again.built_profile
+    assert content_digest(again.built_profile, again.manifest) == again.digest
     for path in again.path.rglob("*"):
         assert path.stat().st_mode & 0o777 == (0o755 if path.is_dir() else 0o444)
 

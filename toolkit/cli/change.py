@@ -77,6 +77,7 @@ def swap(
     from toolkit.deploy.flow import swap as run_swap
     from toolkit.deploy.judging import Judging
     from toolkit.deploy.locate import current_release, find_service
+    from toolkit.profile.recorded import restarts
     from toolkit.release.controller import reserve
     from toolkit.release.host import ServiceHost
 
@@ -93,7 +94,7 @@ def swap(
                 emit({"ok": True, "service": service.name, "changes": [], "outcome": None})
             _save(overlay)
             return
-        say(f"swap on {service.name}, one restart:")
+        say(f"swap on {service.name}, {'one restart' if restarts(changes) else 'no restart'}:")
         for line in describe(changes):
             say(f"  {line}")
         if seconds is not None:

@@ -316,6 +316,7 @@ def _change(
         out = lock_all(connections, names, service, words, wait=manner.lock_wait, limit=limit)
         names = [host for host in names if host not in {item.host for item in out}]
         wanted = {"service": service, **args}
+        unfelt: set[str] = set()  # hosts whose server runs on
         if preview is not None:
             previews = at_once(
                 names, lambda host: connections.call(host, preview, wanted), limit=where.parallel
@@ -327,6 +328,7 @@ def _change(
                 _end(out, manner)
                 return
             names = [item.host for item in previews if item.ok and _changes_something(operation, item)]
+            unfelt = {item.host for item in previews if item.ok and not item.value.get("restarts", True)}
         with Board([host.name for host in hosts], verbose=manner.verbose) as board:
 
             def work(host: str) -> Any:
@@ -335,6 +337,8 @@ def _change(
                     return connections.change(host, operation, wanted, tell)
 
                 # What starts is out of the load balancer already.
+                if host in unfelt:
+                    return run()
                 around = undrained if args.get("verb") == "start" else drained
                 serves = partial(connections.serves, host, service)
                 return around(connections.hosts[host], run, serves, board.tell)
@@ -405,14 +409,18 @@ def _show_plans(plans: Sequence[HostResult], tell: Callable[[str], None]) -> Non
 def _show_changes(operation: str, service: str, previews: Sequence[HostResult]) -> None:
     """The diff, once for all hosts that have the same."""
     groups: dict[tuple[str, ...], list[str]] = {}
+    unfelt = set()
     for item in previews:
         if item.error is None:
             groups.setdefault(tuple(item.value["changes"]), []).append(item.host)
+            if not item.value.get("restarts", True):
+                unfelt.add(tuple(item.value["changes"]))
     for changes, hosts in groups.items():
         if not changes and operation in _ONLY_WITH_CHANGES:
             say(f"{', '.join(hosts)}: nothing to do, {_ONLY_WITH_CHANGES[operation]}")
             continue
-        say(f"{operation} of {service} on {', '.join(hosts)}, one restart each:")
+        how = "no restart" if changes in unfelt else "one restart each"
+        say(f"{operation} of {service} on {', '.join(hosts)}, {how}:")
         for line in changes:
             say(f"  {line}")
 

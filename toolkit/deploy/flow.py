@@ -16,12 +16,14 @@ from toolkit.deploy.judging import Judging, acceptance_of, comparison_of, releas
 from toolkit.deploy.libraries import environment_of, install, lacking
 from toolkit.deploy.locate import Deployed, current_release, remember
 from toolkit.deploy.prepare import Prepared
+from toolkit.deploy.record import record
 from toolkit.deploy.reuse import built_already, discard_changed, fits
 from toolkit.errors import ConfigError, ToolkitError
 from toolkit.layout import Layout
 from toolkit.plan.steps import shown
 from toolkit.profile.changes import Change
 from toolkit.profile.loading import change_profile, differences, profile_from_data
+from toolkit.profile.recorded import restarts
 from toolkit.profile.schema import Profile
 from toolkit.profile.secrets import require_secrets
 from toolkit.provision.lacks import missing
@@ -93,7 +95,7 @@ def deploy(
     remember(prepared.service)
     if plan.has("provision"):
         provision(prepared.profile, prepared.service, watcher)
-    if not (plan.has("repair") or plan.has("release") or plan.has("restart") or plan.has("start")):
+    if not any(plan.has(action) for action in ("repair", "release", "record", "restart", "start")):
         return None
     words = (f"--ignore-check {name}" for name in ignored)
     command = " ".join([f"deploy profile {prepared.profile.name}", *words])
@@ -103,8 +105,19 @@ def deploy(
         _refuse_if_moved(session.host, prepared.current)
         _repair(prepared, watcher)
         if not plan.has("release"):
+            recorded = None
+            if prepared.current is not None and plan.has("record"):
+                recorded = record(
+                    session.host,
+                    prepared.current,
+                    command,
+                    profile=prepared.resolved.data,
+                    changes=plan.changes,
+                    swapped=set(prepared.current.swapped) - {change.key for change in plan.changes},
+                    sources=prepared.sources,
+                )
             if not (plan.has("restart") or plan.has("start")):
-                return None
+                return recorded
             kind: Kind = "restart" if plan.has("restart") else "start"
             request = Request(kind=kind, who=whoami(), command=command, release=prepared.current_id)
             return run_request(session, request, watcher.event)
@@ -213,6 +226,10 @@ def swap(
             provision(profile, service, watcher)
         swapped = tuple({*current.swapped, *(change.key for change in changes)})
         data = profile.model_dump(mode="json", by_alias=True)
+        if not restarts(changes):
+            return record(
+                session.host, current, command, profile=data, changes=changes, swapped=swapped, sources={}
+            )
         kind: Kind = "swap" if judging.experiment_seconds is None else "experiment"
         change = _Change(kind, command, profile, data, changes, swapped, {})
         return _release(session, change, current, watcher, judging, given)
@@ -236,6 +253,11 @@ def swap_changes(
         raise ConfigError(
             f"{fixed[0]} cannot be swapped: it says which service this is",
             hint="deploy a profile of its own",
+        )
+    if changes and not restarts(changes) and judging.experiment_seconds is not None:
+        raise ConfigError(
+            f"the server does not depend on {', '.join(change.key for change in changes)}: nothing to try",
+            hint="the same without --experiment puts it on record, without a restart",
         )
     base = ground_of(host, current)
     if changes and judging.experiment_seconds is None and base.id != current.id:

@@ -40,7 +40,9 @@ def built_already(profile: Profile, environment: Environment, base: Release | No
         return None
     try:
         manifest = base.manifest
-        whole = content_digest(base.profile, manifest) == base.digest and base.environment_damage() is None
+        whole = (
+            content_digest(base.built_profile, manifest) == base.digest and base.environment_damage() is None
+        )
         built, engine = manifest["environment"], manifest["engine"]
         before, now = base.profile, profile.model_dump(mode="json", by_alias=True)
         same = (

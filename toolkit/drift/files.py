@@ -59,9 +59,9 @@ def free(layout: Layout) -> int:
 
 
 def _release(host: ServiceHost, current: Release, profile: Profile, again: str) -> Iterator[Drift]:
-    if content_digest(current.profile, current.manifest) != current.digest:
+    if content_digest(current.built_profile, current.manifest) != current.digest:
         said = "profile.json or manifest.json is not the one that was deployed"
-        seen = content_digest(current.profile, current.manifest)
+        seen = content_digest(current.built_profile, current.manifest)
         yield Drift("files", str(current.path), said, again, current.digest, seen, "release")
     rendered = release_unit(profile, current.manifest, current.path, host.layout)
     rendered = replace(rendered, secrets=current.unit.secrets)  # on a host they are kept, not read again

@@ -33,6 +33,7 @@ from toolkit.layout import Layout
 from toolkit.life import uninstall as life
 from toolkit.life import unused
 from toolkit.profile.loading import ResolvedProfile, differences, profile_from_data
+from toolkit.profile.recorded import restarts
 from toolkit.release import control, controller, history, lock, view
 from toolkit.release.controller import is_reserved
 from toolkit.release.host import ServiceHost
@@ -100,7 +101,7 @@ def swap_preview(args: Args, _: Send) -> dict[str, Any]:
     service = find_service(args["service"])
     host = ServiceHost(service.layout, service.name)
     changes = flow.swap_changes(host, current_release(service), args["sets"], _judging(args))[1]
-    return {"service": service.name, "changes": flow.describe(changes)}
+    return {"service": service.name, "changes": flow.describe(changes), "restarts": restarts(changes)}
 
 
 def swap(args: Args, send: Send) -> dict[str, Any]:

@@ -10,9 +10,19 @@ from toolkit.build.environment import Environment
 from toolkit.drift.finding import Drift, Mend
 from toolkit.profile.changes import Change
 from toolkit.profile.loading import differences
+from toolkit.profile.recorded import restarts
 
 Action = Literal[
-    "provision", "repair", "libraries", "weights", "build", "release", "restart", "start", "acceptance"
+    "provision",
+    "repair",
+    "libraries",
+    "weights",
+    "build",
+    "release",
+    "record",
+    "restart",
+    "start",
+    "acceptance",
 ]
 
 
@@ -130,9 +140,10 @@ class Plan:
 def make_plan(service: str, desired: Desired, observed: Observed) -> Plan:
     """Compare desired with observed state.
 
-    The steps come in the order in which they run. A changed environment or checkpoint, or any changed key,
-    makes a new release and one restart; an unchanged profile whose service is down only starts it. Where the
-    host has drifted, that is set right by the least that does it.
+    The steps come in the order in which they run. A changed environment or checkpoint, or a changed key that
+    the server depends on, makes a new release and one restart; other keys are put on record. An unchanged
+    profile whose service is down only starts it. Where the host has drifted, that is set right by the least
+    that does it.
     """
     steps = []
     if observed.missing:
@@ -147,32 +158,39 @@ def make_plan(service: str, desired: Desired, observed: Observed) -> Plan:
     if build:
         steps.append(Step("build", build))
     changes = tuple(differences(observed.release.profile, desired.profile)) if observed.release else ()
-    release = _release_reasons(observed.release, changes, build, damaged=observed.damage is not None)
+    served = changes if build or restarts(changes) else ()
+    release = _release_reasons(observed.release, served, build, damaged=observed.damage is not None)
     if observed.release is not None:
         release += tuple(f"{key} has a new value" for key in desired.renewed)
         release += observed.drifted("release")
-    running = observed.state in ("running", "starting")
-    downtime: float | None = 0.0
-    if release:
-        steps.append(Step("release", release))
-        action: Action = "restart" if running else "start"
-        steps.append(Step(action, (_start_reason(observed, running=running),)))
-        steps.append(Step("acceptance", (f"level {desired.profile['acceptance']['level']}",)))
-        downtime = observed.load_seconds if running else 0.0
-    elif not running:
-        steps.append(Step("start", (f"the service is {observed.state}",)))
-    elif restarts := observed.drifted("restart"):
-        steps.append(Step("restart", restarts))
-        downtime = observed.load_seconds
+    if changes and not release:
+        steps.append(Step("record", tuple(map(_difference, changes))))
+    steps += _serving(desired, observed, release)
+    restarted = any(step.action == "restart" for step in steps)
     return Plan(
         service=service,
         steps=tuple(steps),
         changes=changes,
         undone_swaps=_undone(observed.release, changes),
-        downtime=downtime,
+        downtime=observed.load_seconds if restarted else 0.0,
         notes=(observed.unsettled,) if observed.unsettled else (),
         by_hand=tuple(f"{drift}; next: {drift.fix}" for drift in observed.drifts if drift.mend == "hand"),
     )
+
+
+def _serving(desired: Desired, observed: Observed, release: tuple[str, ...]) -> list[Step]:
+    """What brings the asked release to serve."""
+    running = observed.state in ("running", "starting")
+    if release:
+        return [
+            Step("release", release),
+            Step("restart" if running else "start", (_start_reason(observed, running=running),)),
+            Step("acceptance", (f"level {desired.profile['acceptance']['level']}",)),
+        ]
+    if not running:
+        return [Step("start", (f"the service is {observed.state}",))]
+    drifted = observed.drifted("restart")
+    return [Step("restart", drifted)] if drifted else []
 
 
 def _start_reason(observed: Observed, *, running: bool) -> str:
@@ -208,9 +226,11 @@ def _release_reasons(
 ) -> tuple[str, ...]:
     if release is None:
         return tuple(build) if damaged else ("first deploy of this service",)
-    return tuple(f"{change.key}: {shown(change.old)} -> {shown(change.new)}" for change in changes) or tuple(
-        build
-    )
+    return tuple(map(_difference, changes)) or tuple(build)
+
+
+def _difference(change: Change) -> str:
+    return f"{change.key}: {shown(change.old)} -> {shown(change.new)}"
 
 
 def _undone(release: CurrentRelease | None, changes: Sequence[Change]) -> tuple[Change, ...]:

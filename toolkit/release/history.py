@@ -23,7 +23,8 @@ class Entry:
 
     Attributes:
         id: id of the transaction.
-        kind: `deploy`, `swap`, `rollback`, `experiment`, `return`, `start`, `stop` or `restart`.
+        kind: `deploy`, `swap`, `rollback`, `experiment`, `return`, `start`, `stop`, `restart`, `test`, or
+            `record`, of keys that the server does not depend on.
         outcome: `committed`, `rolled_back`, `rollback_failed`, `first_failed`, `not_started` or `failed`.
         when: end of the change, ISO 8601 in UTC.
         who: `user@host`.
@@ -100,7 +101,7 @@ def _leaves_it(entry: Entry) -> bool:
     """Whether the service is to run after this change exactly if it was to run before."""
     # A rollback, and the return from an experiment, leave a service stopped that had been stopped.
     return (
-        entry.kind in ("test", "return")
+        entry.kind in ("test", "return", "record")
         or entry.outcome in ("not_started", "rolled_back")
         or (entry.kind, entry.outcome) == ("stop", "failed")
     )

@@ -15,7 +15,9 @@ from toolkit.service.files import read_json
 
 REQUEST_FILE = "request.json"
 
-Kind = Literal["deploy", "swap", "rollback", "experiment", "return", "start", "stop", "restart", "test"]
+Kind = Literal[
+    "deploy", "swap", "rollback", "experiment", "return", "start", "stop", "restart", "test", "record"
+]
 Status = Literal[
     "committed", "rolled_back", "rollback_failed", "first_failed", "not_started", "failed", "interrupted"
 ]
