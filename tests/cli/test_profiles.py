@@ -61,3 +61,21 @@ def test_the_unit_and_the_arguments_are_rendered(ddtoolkit):
     unit = ddtoolkit("render", "b300-nvlink-8x")
     assert unit.returncode == 0
     assert "Requires=nvidia-fabricmanager.service" in unit.stdout
+
+
+def test_overlays_at_odds_are_told_by_every_command_that_lays_them_on(ddtoolkit):
+    at_odds = (NAME, "--overlay", "pp8", "--overlay", "ep8")
+    words = "notice: parallelism.pp: 1 of "
+    done = ddtoolkit("validate", *at_odds, "--json")
+    (found,) = [item for item in json.loads(done.stdout)["overrides"] if item["key"] == "parallelism.pp"]
+    assert (found["value"], found["former"]) == ("1", "8")
+    assert found["origin"].endswith("overlays/ep8.yaml:5:7")
+    assert done.returncode == 0
+    assert words in done.stderr
+    done = ddtoolkit("profiles", "show", *at_odds, "--resolved")
+    assert words in done.stderr
+    assert words not in done.stdout
+    assert len(json.loads(ddtoolkit("profiles", "show", *at_odds, "--json").stdout)["overrides"]) == 3
+    done = ddtoolkit("plan", "local-cpu", "-f", "plain", "-f", "linear-dflash", "--json")
+    assert "notice: speculative.algorithm: DFLASH of " in done.stderr
+    assert [item["key"] for item in json.loads(done.stdout)["overrides"]] == ["speculative.algorithm"]

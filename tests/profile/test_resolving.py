@@ -121,6 +121,50 @@ def test_overlays_merge_maps_and_replace_the_rest(tmp_path):
     assert str(resolved.origins["service.environment.C"]) == f"{second}:1:28"
 
 
+def test_overlays_that_say_otherwise_are_told_and_the_later_counts(small, tmp_path):
+    first = write(tmp_path / "first.yaml", "parallelism: {tp: 1}\nspeculative: {budget: 9, topk_cap: 4}\n")
+    second = write(tmp_path / "second.yaml", "speculative:\n  budget: 20\n  topk_cap: 4\n")
+    third = write(tmp_path / "third.yaml", "speculative: {budget: 30}\nservice: {port: 31000}\n")
+    resolved = load_profile(str(small), overlays=[first, second, third], sets=["service.port=32000"])
+    assert resolved.profile.speculative.budget == 30
+    # What agrees, what the base had, and what `--set` says on top are no conflicts of overlays.
+    assert [str(item) for item in resolved.overrides] == [
+        f"speculative.budget: 20 of {second}:2:11 counts; {first}:2:23 had 9",
+        f"speculative.budget: 30 of {third}:1:23 counts; {second}:2:11 had 20",
+    ]
+    assert resolved.overrides[0].to_json() == {
+        "key": "speculative.budget",
+        "value": "20",
+        "former": "9",
+        "origin": f"{second}:2:11",
+        "former_origin": f"{first}:2:23",
+    }
+    assert load_profile(str(small), overlays=[first]).overrides == ()
+
+
+def test_an_overlay_that_unsets_what_another_set_below_is_told(tmp_path):
+    base = write(tmp_path / "base.yaml", SMALL.format("a"))
+    first = write(tmp_path / "first.yaml", "service: {api_key: {env: KEY}}\n")
+    second = write(tmp_path / "second.yaml", "service: {api_key: null}\n")
+    resolved = load_profile(str(base), overlays=[first, second])
+    (found,) = resolved.overrides
+    assert (found.key, found.value, found.former) == ("service.api_key.env", None, "KEY")
+    assert resolved.profile.service.api_key is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is an empty overlay: it would change nothing (write the keys that are to differ, such as"),
+        ("# later\n", "is an empty overlay: it would change nothing"),
+        ("- a\n", "must be a map of keys: `service: {port: 30001}`"),
+    ],
+)
+def test_an_overlay_without_keys_says_what_an_overlay_is(small, tmp_path, text, said):
+    (found,) = problems(load_profile, str(small), overlays=[write(tmp_path / "over.yaml", text)])
+    assert f"over.yaml{':1:1' if text[:1] == '-' else ''}: {said}" in found
+
+
 def test_problems_of_overlays_point_into_them(small, tmp_path):
     overlay = write(tmp_path / "over.yaml", "name: other\nspeculative: {buget: 9, budget: 2, topk_cap: x}\n")
     assert problems(load_profile, str(small), overlays=[overlay]) == [

@@ -23,7 +23,7 @@ from toolkit.cli.options import (
     Verbose,
     Yes,
 )
-from toolkit.cli.output import answer, emit, say
+from toolkit.cli.output import answer, emit, say, tell_doubts
 from toolkit.cli.plans import confirm_undone, show_ansible, show_plan
 from toolkit.errors import EXIT_DIFFERENT, ConfigError
 
@@ -136,8 +136,8 @@ def plan(
         return
     from toolkit.deploy.prepare import prepare
 
-    prepared = prepare(_load(name, overlays, sets))
-    told = prepared.plan.to_json()
+    prepared = prepare(resolved := _load(name, overlays, sets))
+    told = prepared.plan.to_json() | {"overrides": [item.to_json() for item in resolved.overrides]}
     show_plan(told, HERE, say if as_json else answer)
     if check:
         from toolkit.provision.playbook import run_local
@@ -155,8 +155,7 @@ def _load(name: str, overlays: Overlays, sets: Sets) -> ResolvedProfile:
     from toolkit.profile.loading import load_profile
 
     resolved = load_profile(name, overlays=overlays or (), sets=sets or ())
-    for warning in resolved.warnings:
-        say(f"warning: {warning}")
+    tell_doubts(resolved)
     return resolved
 
 

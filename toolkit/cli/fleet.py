@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from toolkit.cli.board import Board
-from toolkit.cli.output import answer, emit, require_yes, say
+from toolkit.cli.output import answer, emit, require_yes, say, tell_doubts
 from toolkit.cli.plans import confirm_undone, show_ansible, show_plan
 from toolkit.errors import ConfigError, ToolkitError
 
@@ -103,8 +103,8 @@ def deploy(
     from toolkit.weights.fanout import Spread
 
     resolved = load_profile(name, overlays=overlays, sets=sets)
-    _warn(resolved.warnings)
-    hosts = _carrying(found(), where, resolved.profile.name)
+    tell_doubts(resolved)
+    hosts = carrying(found(), where, resolved.profile.name)
     wanted = desired(resolved)
     command = f"deploy profile {wanted.service}"
     with Connections(hosts, python=resolved.profile.host.python) as connections:
@@ -151,8 +151,8 @@ def plan(
     from toolkit.profile.loading import load_profile
 
     resolved = load_profile(name, overlays=overlays, sets=sets)
-    _warn(resolved.warnings)
-    hosts = _carrying(found(), where, resolved.profile.name)
+    tell_doubts(resolved)
+    hosts = carrying(found(), where, resolved.profile.name)
     wanted, tell = desired(resolved), say if as_json else answer
     with Connections(hosts, python=resolved.profile.host.python) as connections:
         plans = plan_everywhere(wanted, connections, limit=where.parallel)
@@ -164,7 +164,7 @@ def plan(
                 show_ansible(item.value["ansible"], item.host, tell)
     show_errors(plans)
     if as_json:
-        emit(to_json(plans))
+        emit({**to_json(plans), "overrides": [item.to_json() for item in resolved.overrides]})
     if code := worst(plans):
         raise typer.Exit(code)
     return any(not item.value["plan"]["empty"] or item.value["plan"]["by_hand"] for item in plans)
@@ -216,7 +216,7 @@ def look(name: str | None, operation: str, args: dict[str, Any], where: Where) -
     from toolkit.fleet.many import at_once
     from toolkit.remote.agent import NotReadyError
 
-    hosts = _carrying(found(), where, name) if name else [host for host in found() if host.profiles]
+    hosts = carrying(found(), where, name) if name else [host for host in found() if host.profiles]
     if not hosts:
         raise ConfigError("no host of the inventory lists any profile in ddtoolkit_profiles")
     with Connections(hosts) as connections:
@@ -234,12 +234,12 @@ def look(name: str | None, operation: str, args: dict[str, Any], where: Where) -
 
 def stream(name: str | None, where: Where, *, lines: int, follow: bool) -> None:
     """The server's output; with several hosts each line has its host in front."""
-    service = _named(name)
+    service = named(name)
     found = begin_listing(where)
     from toolkit.fleet.connections import Connections
     from toolkit.fleet.many import at_once
 
-    hosts = _carrying(found(), where, service)
+    hosts = carrying(found(), where, service)
     width = max(len(host.name) for host in hosts)
     with Connections(hosts) as connections:
 
@@ -272,8 +272,8 @@ def show_each(
     """
     from toolkit.fleet.results import to_json
 
-    service = _named(name)
-    if one_host and len(_carrying(begin_listing(where)(), where, service)) > 1:
+    service = named(name)
+    if one_host and len(carrying(begin_listing(where)(), where, service)) > 1:
         raise ConfigError("this concerns one host; several match", hint="add --limit HOST")
     results = look(service, operation, args, where)
     if as_json:
@@ -301,14 +301,14 @@ def _change(
     *,
     preview: str | None = None,
 ) -> None:
-    service = _named(name)
+    service = named(name)
     found = begin_listing(where)
     from toolkit.fleet.change import change_in_turn, lock_all
     from toolkit.fleet.connections import Connections
     from toolkit.fleet.drain import drained, undrained
     from toolkit.fleet.many import at_once
 
-    hosts = _carrying(found(), where, service)
+    hosts = carrying(found(), where, service)
     names = [host.name for host in hosts]
     require_yes(yes=manner.yes, as_json=manner.as_json)
     with Connections(hosts) as connections:
@@ -356,7 +356,12 @@ def _words(operation: str, args: dict[str, Any]) -> str:
     return " ".join([args.get("verb", operation), *(f"--set {item}" for item in args.get("sets", ()))])
 
 
-def _named(name: str | None) -> str:
+def named(name: str | None) -> str:
+    """The service that a command on hosts is about.
+
+    Raises:
+        ConfigError: none is named.
+    """
     if name is None:
         raise ConfigError("with an inventory, name the service", hint="it has the name of its profile")
     return name
@@ -389,15 +394,15 @@ def begin_listing(where: Where) -> Callable[[], list[Host]]:
     return wait
 
 
-def _carrying(hosts: Sequence[Host], where: Where, profile: str) -> list[Host]:
+def carrying(hosts: Sequence[Host], where: Where, profile: str) -> list[Host]:
+    """Those of the hosts that carry the profile.
+
+    Raises:
+        ConfigError: none does.
+    """
     from toolkit.inventory.host import hosts_with
 
     return hosts_with(hosts, profile, limit=where.limit)
-
-
-def _warn(warnings: Sequence[Any]) -> None:
-    for warning in warnings:
-        say(f"warning: {warning}")
 
 
 def _show_plans(plans: Sequence[HostResult], tell: Callable[[str], None]) -> None:

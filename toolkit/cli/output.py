@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from toolkit.profile.loading import ResolvedProfile
+
 
 def console(*, stderr: bool = True) -> Console:
     """A console on standard error or output; plain text when that is no terminal."""
@@ -70,6 +72,14 @@ def show_error(error: ToolkitError, *, as_json: bool) -> None:
 
         problems = [str(problem) for problem in error.problems] if isinstance(error, ConfigError) else []
         emit({"ok": False, "error": error.message, "hint": error.hint, "problems": problems})
+
+
+def tell_doubts(resolved: ResolvedProfile) -> None:
+    """Say what is allowed in a profile and may not be meant: its warnings, and overlays at odds."""
+    for warning in resolved.warnings:
+        say(f"warning: {warning}")
+    for override in resolved.overrides:
+        say(f"notice: {override}")
 
 
 def require_yes(*, yes: bool, as_json: bool) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from toolkit.cli.options import Json, Overlays, ProfileName, Sets
-from toolkit.cli.output import answer, emit, say, table
+from toolkit.cli.output import answer, emit, table, tell_doubts
 from toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,8 +34,7 @@ def validate(name: ProfileName, overlays: Overlays = None, sets: Sets = None, as
     from toolkit.profile.loading import load_profile
 
     resolved = load_profile(name, overlays=overlays or (), sets=sets or ())
-    for warning in resolved.warnings:
-        say(f"warning: {warning}")
+    tell_doubts(resolved)
     own = layouts(resolved.profile)[:1]
     if as_json:
         emit(
@@ -43,6 +42,7 @@ def validate(name: ProfileName, overlays: Overlays = None, sets: Sets = None, as
                 "ok": True,
                 "name": resolved.profile.name,
                 "warnings": [str(item) for item in resolved.warnings],
+                "overrides": [item.to_json() for item in resolved.overrides],
                 "memory": memory_json(*own[0]) if own else None,
             }
         )
@@ -104,11 +104,16 @@ def show(
     from toolkit.profile.loading import load_profile
 
     loaded = load_profile(name, overlays=overlays or (), sets=sets or ())
+    tell_doubts(loaded)
     if memory:
         _show_memory(loaded.profile, as_json=as_json)
     elif as_json:
         emit(
-            {"profile": loaded.data, "origins": {key: str(origin) for key, origin in loaded.origins.items()}}
+            {
+                "profile": loaded.data,
+                "origins": {key: str(origin) for key, origin in loaded.origins.items()},
+                "overrides": [item.to_json() for item in loaded.overrides],
+            }
         )
     elif resolved:
         from toolkit.profile.show import resolved_text

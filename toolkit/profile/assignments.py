@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from toolkit.profile.shape import Shape, profile_shape
 SET = Place("--set")
 
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*(\.[A-Za-z_][A-Za-z0-9_-]*)*")
+_NULLS = ("", "~", "null", "Null", "NULL")
 _FIXED = {("name",): "names the service", ("schema",): "belongs to the file"}
 
 
@@ -28,6 +29,40 @@ def merge(base: Node, overlay: Node) -> Node:
     for key, node in overlay.value.items():
         merged[key] = merge(merged[key], node) if key in merged else node
     return replace(base, value=merged)
+
+
+def conflicts(overlays: Sequence[Node]) -> Iterator[tuple[KeyPath, Node, Node]]:
+    """Keys that a later overlay sets to another value than an earlier one, with both nodes.
+
+    A key whose whole map the later one replaces counts, too. Of several earlier ones the last is given, which
+    is the one that would count without the later.
+    """
+    said: dict[KeyPath, Node] = {}
+    for overlay in overlays:
+        own = dict(_leaf_nodes(overlay))
+        for key, node in own.items():
+            for other in [path for path in said if path[: len(key)] == key or key[: len(path)] == path]:
+                earlier = said.pop(other)
+                if plain(earlier) != plain(node):
+                    yield (other if len(other) > len(key) else key), earlier, node
+        said |= own
+
+
+def plain(node: Node) -> Any:
+    """The value of a node as JSON-safe data, as it is written."""
+    if isinstance(node.value, dict):
+        return {key: plain(child) for key, child in node.value.items()}
+    if isinstance(node.value, list):
+        return [plain(child) for child in node.value]
+    return None if node.plain and node.value in _NULLS else node.value
+
+
+def _leaf_nodes(node: Node, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Node]]:
+    if isinstance(node.value, dict) and node.value:
+        for key, child in node.value.items():
+            yield from _leaf_nodes(child, (*path, key))
+    elif path:
+        yield path, node
 
 
 def node_of(data: Any, place: Place) -> Node:

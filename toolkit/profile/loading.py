@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import ConfigError, Problem
-from toolkit.profile.assignments import SET, apply_sets, merge, node_of
+from toolkit.profile.assignments import SET, apply_sets, conflicts, merge, node_of, plain
 from toolkit.profile.changes import Change
 from toolkit.profile.lookup import find_overlay, find_profile, is_path, profile_files
 from toolkit.profile.nodes import MAX_BYTES, KeyPath, Node, Place, SyntaxProblem, compose, decode, format_path
@@ -52,6 +52,34 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class Override:
+    """A key that two overlays set to different values; the later one counts.
+
+    Attributes:
+        key: key path.
+        value: what the later one says, JSON-safe, as it is written.
+        origin: where it says so.
+        former: what the earlier one says; None also where that is no plain value.
+        former_origin: where it says so.
+    """
+
+    key: str
+    value: Any
+    origin: Origin
+    former: Any
+    former_origin: Origin
+
+    def __str__(self) -> str:
+        was = f"{self.former_origin} had {_written(self.former)}"
+        return f"{self.key}: {_written(self.value)} of {self.origin} counts; {was}"
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object; origins as text."""
+        places = {"origin": str(self.origin), "former_origin": str(self.former_origin)}
+        return {"key": self.key, "value": self.value, "former": self.former, **places}
+
+
+@dataclass(frozen=True, slots=True)
 class ResolvedProfile:
     """A profile with everything that it was made from.
 
@@ -61,6 +89,7 @@ class ResolvedProfile:
         origins: origin of each value by key path; a list is one value.
         sources: the files read, the base first.
         warnings: what is allowed but doubtful, with its place.
+        overrides: what one overlay says otherwise than one before it.
     """
 
     profile: Profile
@@ -68,6 +97,7 @@ class ResolvedProfile:
     origins: dict[str, Origin]
     sources: tuple[Source, ...]
     warnings: tuple[Problem, ...]
+    overrides: tuple[Override, ...] = ()
 
 
 def load_profile(
@@ -84,7 +114,7 @@ def load_profile(
         ConfigError: every problem found, each with file, line, column, key path and what is allowed.
     """
     path = find_profile(name_or_path)
-    loaded = [_load_file(file) for file in (path, *map(find_overlay, overlays))]
+    loaded = [_load_file(path), *(_load_file(find_overlay(file), overlay=True) for file in overlays)]
     problems = [problem for _, _, found in loaded for problem in found]
     roots = [root for root, _, _ in loaded if root is not None]
     if len(roots) < len(loaded):
@@ -103,7 +133,19 @@ def load_profile(
         raise ConfigError(_in_order(problems))
     data = profile.model_dump(mode="json", by_alias=True)
     sources = tuple(source for _, source, _ in loaded if source is not None)
-    return ResolvedProfile(profile, data, dict(_origins(data, reading)), sources, tuple(doubts))
+    origins, overridden = dict(_origins(data, reading)), tuple(overrides(roots[1:]))
+    return ResolvedProfile(profile, data, origins, sources, tuple(doubts), overridden)
+
+
+def overrides(overlays: Sequence[Node]) -> Iterator[Override]:
+    """What overlays say of the same keys, where it differs, in the order in which they are merged."""
+    for key, earlier, later in conflicts(overlays):
+        places = [Origin(node.place.source, node.place.line, node.place.column) for node in (later, earlier)]
+        yield Override(format_path(key), plain(later), places[0], plain(earlier), places[1])
+
+
+def _written(value: Any) -> str:
+    return "null" if value is None else str(value)
 
 
 def change_profile(data: Mapping[str, Any], sets: Sequence[str]) -> tuple[Profile, list[Change]]:
@@ -218,7 +260,7 @@ def _names(overlay: Node) -> list[Problem]:
     return [place.problem("an overlay cannot change the name", key="name", hint="take it out")]
 
 
-def _load_file(path: Path) -> tuple[Node | None, Source | None, list[Problem]]:
+def _load_file(path: Path, *, overlay: bool = False) -> tuple[Node | None, Source | None, list[Problem]]:
     try:
         raw = _read_bytes(path)
         root, problems = compose(decode(raw, str(path)), str(path))
@@ -226,10 +268,14 @@ def _load_file(path: Path) -> tuple[Node | None, Source | None, list[Problem]]:
         return None, None, [stop.problem]
     source = Source(path, hashlib.sha256(raw).hexdigest())
     if root is None or (root.plain and not root.value):
-        hint = "begin with `schema: 1` and `name: ...`"
-        return None, source, [*problems, Place(str(path)).problem("is empty", hint=hint)]
+        words, hint = "is empty", "begin with `schema: 1` and `name: ...`"
+        if overlay:
+            words = "is an empty overlay: it would change nothing"
+            hint = "write the keys that are to differ, such as `service: {port: 30001}`, or leave it out"
+        return None, source, [*problems, Place(str(path)).problem(words, hint=hint)]
     if not isinstance(root.value, dict):
-        return None, source, [*problems, root.place.problem("must be a map of keys: `name: ...`")]
+        example = "service: {port: 30001}" if overlay else "name: ..."
+        return None, source, [*problems, root.place.problem(f"must be a map of keys: `{example}`")]
     return root, source, problems
 
 
