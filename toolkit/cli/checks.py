@@ -8,11 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from toolkit.cli.options import Json, LockWait, ServiceName, Verbose, Yes
+from toolkit.cli import fleet
+from toolkit.cli.options import (
+    Batch,
+    Inventories,
+    Json,
+    Limit,
+    LockWait,
+    Parallel,
+    ServiceName,
+    Verbose,
+    Yes,
+)
 from toolkit.cli.output import emit, say
 from toolkit.errors import ConfigError, UnreachableError
 
 if TYPE_CHECKING:
+    from toolkit.acceptance import Report
     from toolkit.acceptance.settings import Settings
 
 Level = Literal["quick", "full"]
@@ -41,29 +53,29 @@ def run_test(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Keep the report as JSON.")
     ] = None,
+    inventory: Inventories = None,
+    limit: Limit = None,
+    batch: Batch = 1,
+    parallel: Parallel = 8,
     yes: Yes = False,
     lock_wait: LockWait = 0.0,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Run the acceptance checks against what serves; exit 1 when one fails."""
-    from toolkit.acceptance.runner import run_acceptance
-    from toolkit.acceptance.table import print_report
-
+    """Run the acceptance checks against what serves, here or on hosts; exit 1 when one fails."""
+    where = fleet.where(inventory, limit, batch=batch, parallel=parallel)
+    if where is not None:
+        _refuse_beside_inventory(url, api_key_env)
+        manner = fleet.Manner(yes, verbose, as_json, lock_wait)
+        _on_hosts(name, where, manner, full=level == "full", out=out, picture=picture)
+        return
     if level == "full" and url is None:
         _full(name, lock_wait=lock_wait, yes=yes, verbose=verbose, as_json=as_json)
         return
     settings, keys = _settings(name, url, level, api_key_env)
-    _require_answer(settings.url)
+    _require_answer(settings.url, hint=_to_serve(name) if url is None else _to_reach(url))
     say(f"testing {settings.url} ({settings.level})")
-
-    def tell(event: dict[str, object]) -> None:
-        if event.get("event") == "result":
-            detail = f" - {event.get('detail')}" if event.get("detail") and verbose else ""
-            say(f"  {event.get('name')}: {str(event.get('status')).replace('_', ' ')}{detail}")
-
-    report = run_acceptance(settings, tell, keys=keys)
-    print_report(report)
+    report = _judge(settings, keys, verbose=verbose)
     if out is not None:
         from toolkit.acceptance.report import write_json
 
@@ -76,6 +88,53 @@ def run_test(
         emit(report.to_json())
     if not report.accepted:
         raise typer.Exit(1)
+
+
+def _judge(settings: Settings, keys: dict[str, str], *, verbose: bool) -> Report:
+    from toolkit.acceptance.runner import run_acceptance
+    from toolkit.acceptance.table import print_report
+
+    def tell(event: dict[str, object]) -> None:
+        if event.get("event") == "result":
+            detail = f" - {event.get('detail')}" if event.get("detail") and verbose else ""
+            say(f"  {event.get('name')}: {str(event.get('status')).replace('_', ' ')}{detail}")
+
+    report = run_acceptance(settings, tell, keys=keys)
+    print_report(report)
+    return report
+
+
+def _on_hosts(
+    name: str | None,
+    where: fleet.Where,
+    manner: fleet.Manner,
+    *,
+    full: bool,
+    out: Path | None,
+    picture: Path | None,
+) -> None:
+    if not full:
+        from toolkit.cli.host_tests import test_hosts
+
+        test_hosts(name, where, manner, out=out, picture=picture)
+    elif out is not None or picture is not None:
+        raise ConfigError(
+            "--level full on hosts keeps its report there",
+            hint="without --out and --picture; --json has it",
+        )
+    else:
+        fleet.full_test(name, where, manner)
+
+
+def _to_serve(name: str | None) -> str:
+    """What helps where a service of this machine does not answer."""
+    service = "" if name is None else f" {name}"
+    return f"ddtoolkit status{service}; then: ddtoolkit start{service}"
+
+
+def _to_reach(url: str) -> str:
+    """What helps where a server that this tool knows nothing of does not answer."""
+    return f"is it started, and reachable from here? curl {url.rstrip('/')}/v1/models"
 
 
 def _full(name: str | None, *, lock_wait: float, yes: bool, verbose: bool, as_json: bool) -> None:
@@ -98,16 +157,25 @@ def _full(name: str | None, *, lock_wait: float, yes: bool, verbose: bool, as_js
     finish(outcome)
 
 
-def _require_answer(url: str) -> None:
+def _refuse_beside_inventory(url: str | None, api_key_env: str | None) -> None:
+    if url is not None:
+        raise ConfigError(
+            "--url tests one server from here, -i the service on its hosts", hint="give one of them"
+        )
+    if api_key_env is not None:
+        raise ConfigError(
+            "--api-key-env goes with --url", hint="a host's service is tested with its own keys"
+        )
+
+
+def _require_answer(url: str, *, hint: str) -> None:
     """Tell at once when nothing listens, instead of once a check."""
     import httpx
 
     try:
         httpx.get(url, timeout=10)
     except httpx.ConnectError as error:
-        raise UnreachableError(
-            f"{url}: nothing answers there: {error}", hint="ddtoolkit status; ddtoolkit start"
-        ) from None
+        raise UnreachableError(f"{url}: nothing answers there: {error}", hint=hint) from None
     except (httpx.HTTPError, httpx.InvalidURL):
         # Whatever else is wrong is for the checks to say.
         return
@@ -117,10 +185,9 @@ def _settings(
     name: str | None, url: str | None, level: Level | None, api_key_env: str | None
 ) -> tuple[Settings, dict[str, str]]:
     """What is to be tested, and the keys that are stored for it."""
-    from toolkit.acceptance.settings import settings_for, settings_from_data
-    from toolkit.deploy.locate import current_release, find_service
-    from toolkit.profile.loading import profile_from_data
-    from toolkit.service.secrets import serving_secrets
+    from toolkit.acceptance.settings import settings_from_data
+    from toolkit.deploy.locate import find_service
+    from toolkit.deploy.testing import settings_of
 
     if url is not None:
         if name is not None:
@@ -133,6 +200,4 @@ def _settings(
                 raise ConfigError(f"--api-key-env: the variable {api_key_env} is not set")
             data["api_key"] = {"env": api_key_env}
         return settings_from_data(data, source="--url"), {}
-    release = current_release(find_service(name))
-    keys = {key.replace("-", "_"): value for key, value in serving_secrets(release.unit).items()}
-    return settings_for(profile_from_data(release.profile), release.unit.url, level=level), keys
+    return settings_of(find_service(name), level)

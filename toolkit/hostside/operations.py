@@ -182,6 +182,22 @@ def full_test(args: Args, send: Send) -> dict[str, Any]:
     return _ended(service, outcome)
 
 
+def test(args: Args, send: Send) -> dict[str, Any]:
+    """Judge what serves, from here; restarts nothing."""
+    from toolkit.deploy.testing import run_test
+
+    service = find_service(args["service"])
+    url = current_release(service).unit.url
+    send({"step": ["test", f"the acceptance checks against {url}"]})
+
+    def tell(event: dict[str, Any]) -> None:
+        if event.get("event") == "result":
+            status = str(event.get("status")).replace("_", " ")
+            send({"line": f"{event.get('name')}: {status} {event.get('detail') or ''}".rstrip()})
+
+    return run_test(service, tell).to_json()
+
+
 def uninstall(args: Args, send: Send) -> dict[str, Any]:
     """Remove a service; with `purge` also what no other one needs."""
     _identify(args)
@@ -324,6 +340,7 @@ OPERATIONS: dict[str, Callable[[Args, Send], Any]] = {
     "rollback": rollback,
     "change": change,
     "full_test": full_test,
+    "test": test,
     "uninstall": uninstall,
     "prune": prune,
     "status": status,
