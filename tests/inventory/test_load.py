@@ -51,8 +51,17 @@ def test_a_limit_is_ansibles_pattern(plain: Path) -> None:
 
 
 def test_a_limit_that_matches_nothing_is_named(plain: Path) -> None:
-    with pytest.raises(ConfigError, match="--limit nope matches no host"):
+    with pytest.raises(ConfigError, match="--limit nope: 'nope' matches no host and no group") as caught:
         load_hosts([plain], limit="nope")
+    assert caught.value.hint == "hosts and groups there: a, all, b, c, gpu, other"
+
+
+@pytest.mark.parametrize("limit", ["gpu:!othr", "gpu:&othr", "a,othr"])
+def test_a_part_of_a_limit_that_names_nothing_is_refused(plain: Path, limit: str) -> None:
+    """Ansible would go on without it, and so on hosts that were to be left out."""
+    with pytest.raises(ConfigError, match="'othr' matches no host and no group") as caught:
+        load_hosts([plain], limit=limit)
+    assert caught.value.hint == "did you mean other?"
 
 
 def test_only_hosts_that_list_the_profile_carry_it(plain: Path) -> None:
@@ -99,12 +108,67 @@ def test_a_dynamic_source_is_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "text", "place", "said", "hint"),
+    [
+        ("i.yaml", "all:\n  hosts:\n   a: {}\n    b: {}\n", "i.yaml:4:", "not YAML (Ansible: ", "bracket"),
+        ("i.yaml", "all: [", "i.yaml:1:", "it is not YAML", "look for"),
+        ("i.yml", "all:\n  hosts:\n\ta:\n", "i.yml:3:1: ", "indented with a tab", "write spaces there"),
+        ("i.yaml", "- hosts: all\n", "i.yaml: ", "its top level must be groups", "inventory.example.yaml"),
+        ("i.yaml", "all:\n  host:\n    a: {}\n", "i.yaml", "skipping unexpected key (host)", "example"),
+        ("i.ini", "[g:children]\nnope\n[g]\na\n", "i.ini:2: ", "names the group 'nope'", "a section [nope]"),
+        ("i.ini", "[g]\na\n[g:vars\nx=1\n", "i.ini:3: ", "header '[g:vars' is not closed", "close it with ]"),
+        ("i.ini", "[g]\na b=1 c\n", "i.ini:2: ", "(Ansible: Expected key=value", "example"),
+        ("dynamic", "#!/bin/sh\necho no cloud >&2; exit 3\n", "dynamic: ", "said: no cloud", " --list"),
+        (
+            "i.yaml", "all:\n  hosts:\n    a:\n      ansible_host: '{{ absent }}'\n", "i.yaml:4: ",
+            "a: ansible_host: '{{ absent }}' gives no value (Ansible: 'absent' is undefined)", "group_vars",
+        ),
+        (
+            "i.yaml", "all:\n  hosts:\n    a: {ddtoolkit_profiles: '{{ absent }}'}\n", "i.yaml:3: ",
+            "a: ddtoolkit_profiles: '{{ absent }}' gives no value", "define it",
+        ),
+        (
+            "i.yaml", "all: {hosts: {a: {ansible_host: \"{{ lookup('file', '/nope') }}\"}}}", "i.yaml:1: ",
+            "the file '/nope': File not found", "mend what the lookup reads",
+        ),
+    ],
+)  # fmt: skip
+def test_a_broken_inventory_is_told_with_its_place_and_the_next_step(
+    tmp_path: Path, name: str, text: str, place: str, said: str, hint: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o700 if text.startswith("#!") else 0o600)
+    with pytest.raises(ConfigError) as caught:
+        load_hosts([path])
+    assert str(tmp_path / place) in caught.value.message
+    assert said in caught.value.message
+    assert hint in caught.value.hint
+    assert "\n" not in caught.value.message
+
+
+def test_a_value_in_group_vars_is_found_there(tmp_path: Path) -> None:
+    (tmp_path / "group_vars").mkdir()
+    (tmp_path / "group_vars" / "all.yml").write_text("x: 1\nansible_user: '{{ who }}'\n", encoding="utf-8")
+    path = tmp_path / "inventory.yaml"
+    path.write_text("all: {hosts: {a: {}}}", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"group_vars/all\.yml:2: a: ansible_user: '\{\{ who \}\}' gives"):
+        load_hosts([path])
+
+
+def test_what_a_template_leaves_out_on_purpose_is_no_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.yaml"
+    text = "all: {hosts: {a: {ansible_port: '{{ p | default(omit) }}', ansible_host: '{{ n }}.test', n: b}}}"
+    path.write_text(text, encoding="utf-8")
+    [host] = load_hosts([path])
+    assert (host.address, "ansible_port" in host.variables) == ("b.test", False)
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("all: [", "YAML parsing failed"),
         ("all: {hosts: {a: {ddtoolkit_profiles: 7}}}", "a: ddtoolkit_profiles: is 7; write a list"),
         ("all: {hosts: {a: {ddtoolkit_drain: lb drain}}}", "a: ddtoolkit_drain: is no list of words"),
-        ("all: {hosts: {a: {ansible_host: '{{ absent }}'}}}", "a: .*absent"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, said: str) -> None:

@@ -13,10 +13,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from toolkit.errors import ConfigError, Problem, ToolkitError
+from toolkit.inventory import said
 from toolkit.inventory.host import HOOKS, PEER_ADDRESS, PEER_PORT, PROFILES, Host, host_from
 
 _LIMIT = 60.0
@@ -32,6 +34,7 @@ KEYS = (
     "ansible_become_user", "ansible_become_password", "ansible_become_pass", "ansible_become_exe",
     "ansible_become_flags", "ansible_python_interpreter", PROFILES, *HOOKS, PEER_ADDRESS, PEER_PORT,
 )  # fmt: skip
+_DEFINED = " is defined"
 _ENTRY = re.compile(r"^(\S+) \| (\w+!?) => ", re.MULTILINE)
 
 
@@ -48,10 +51,13 @@ def load_hosts(sources: Sequence[Path], *, limit: str | None = None) -> list[Hos
     """
     for source in sources:
         if not source.exists():
-            raise ConfigError(f"{source}: there is no such inventory", hint="see inventory.example.yaml")
+            raise ConfigError(f"{source}: there is no such inventory", hint=said.EXAMPLE)
     where = [option for source in sources for option in ("-i", str(source))]
     narrowed = [] if limit is None else ["--limit", limit]
-    listed = _run("ansible-inventory", [*where, "--list", *narrowed], sources)
+    listed, warned = _run("ansible-inventory", [*where, "--list", *narrowed], sources)
+    if limit is not None and (unknown := said.unmatched(warned)):
+        known = _known(_run("ansible-inventory", [*where, "--list"], sources)[0])
+        raise refused([said.limit_problem(limit, unknown, known)])
     try:
         data = json.loads(listed)
         raw: dict[str, dict[str, Any]] = data["_meta"]["hostvars"]
@@ -60,10 +66,12 @@ def load_hosts(sources: Sequence[Path], *, limit: str | None = None) -> list[Hos
         raise ToolkitError(f"ansible-inventory gave no inventory: {error}") from error
     if not names:
         pattern = f"--limit {limit} matches no host of" if limit else "there is no host in"
-        raise ConfigError(f"{pattern} {', '.join(map(str, sources))}")
+        skipped = said.skipped(warned)
+        detail = f" (Ansible: skipping {skipped})" if skipped else ""
+        raise ConfigError(f"{pattern} {', '.join(map(str, sources))}{detail}", hint=said.EXAMPLE)
     variables = {name: _of_interest(raw.get(name, {})) for name in names}
     if any(_unresolved(values) for values in variables.values()):
-        variables = _resolved(where, narrowed, names, sources)
+        variables = _resolved(where, narrowed, variables, sources)
     hosts, problems = [], []
     for name in names:
         host, wrong = host_from(name, variables[name])
@@ -72,6 +80,13 @@ def load_hosts(sources: Sequence[Path], *, limit: str | None = None) -> list[Hos
     if problems:
         raise ConfigError(problems)
     return hosts
+
+
+def refused(problems: Sequence[Problem]) -> ConfigError:
+    """The error of these problems; the next step of a single one is told as such."""
+    if len(problems) == 1:
+        return ConfigError([replace(problems[0], hint=None)], hint=problems[0].hint)
+    return ConfigError(problems)
 
 
 def ansible_environment() -> dict[str, str]:
@@ -91,7 +106,8 @@ def ansible_environment() -> dict[str, str]:
 
 def _run(
     program: str, arguments: list[str], sources: Sequence[Path], *, allowed: Sequence[int] = (0,)
-) -> str:
+) -> tuple[str, str]:
+    """What a command of Ansible's prints, and what it says besides."""
     # No terminal and no standard input: a vault password must come from a file, never from a prompt.
     try:
         done = subprocess.run(
@@ -107,16 +123,17 @@ def _run(
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ToolkitError(f"{program} cannot be run: {error}", hint="reinstall ddtoolkit") from error
     if done.returncode not in allowed:
-        raise ConfigError(f"{', '.join(map(str, sources))}: {_reason(done.stderr or done.stdout)}")
-    return done.stdout
+        raise refused(said.unreadable(done.stderr or done.stdout, sources))
+    return done.stdout, done.stderr
 
 
-def _reason(said: str) -> str:
-    """The first lines of what Ansible says that tell where and why, on one line."""
-    lines = [re.sub(r"^\[(WARNING|ERROR)\]: ", "", line.strip()) for line in said.splitlines()]
-    noise = ("Failed to parse", "<<<", "(source", "Could not match", "Completely failed")
-    kept = dict.fromkeys(line for line in lines if line and not line.startswith(noise))
-    return "; ".join(kept)[:400] or "Ansible cannot read it"
+def _known(listed: str) -> set[str]:
+    """Names of all hosts and groups."""
+    try:
+        data = json.loads(listed)
+        return {*data["_meta"]["hostvars"], *_members(data, "all"), *(set(data) - {"_meta"})}
+    except (ValueError, KeyError, TypeError):
+        return set()
 
 
 def _members(data: Mapping[str, Any], group: str) -> set[str]:
@@ -140,25 +157,62 @@ def _unresolved(value: Any) -> bool:
 
 
 def _resolved(
-    where: list[str], narrowed: list[str], names: list[str], sources: Sequence[Path]
+    where: list[str], narrowed: list[str], raw: Mapping[str, dict[str, Any]], sources: Sequence[Path]
 ) -> dict[str, dict[str, Any]]:
-    pairs = ", ".join(f"{key!r}: {key} | default(none)" for key in KEYS if key != "ansible_connection")
+    """The variables with their templates and vault values resolved.
+
+    Args:
+        where: options that name the inventory.
+        narrowed: options that name the hosts.
+        raw: the variables by host, as they are written.
+        sources: the inventory.
+
+    Raises:
+        ConfigError: a template gives no value.
+    """
+    # `default(omit)` says that there is none; a template that fails, that something is wrong.
+    value = "({0} if {0} is defined and {0} != omit else none)"
+    pairs = ", ".join(
+        f"{key!r}: {value.format(key)}, '{key}{_DEFINED}': {key} is defined"
+        for key in KEYS
+        if key != "ansible_connection"
+    )
     pairs += ", 'ansible_connection': hostvars[inventory_hostname].ansible_connection | default(none)"
     # The debug module runs on the control machine whatever the host's connection is.
     message = json.dumps({"msg": "{{ {" + pairs + "} | to_json }}"})
     options = [*where, *narrowed, "all", "-m", "ansible.builtin.debug", "-a", message]
-    said = _run("ansible", options, sources, allowed=(0, _SOME_FAILED))
+    answered, _ = _run("ansible", options, sources, allowed=(0, _SOME_FAILED))
     found: dict[str, dict[str, Any]] = {}
     problems = []
-    for match in _ENTRY.finditer(said):
-        body, _ = json.JSONDecoder().raw_decode(said[match.end() :])
+    for match in _ENTRY.finditer(answered):
+        name = match[1]
+        body, _ = json.JSONDecoder().raw_decode(answered[match.end() :])
         if match[2] != "SUCCESS":
-            problems.append(Problem(str(body.get("msg", "cannot be resolved")), source=match[1]))
+            problems += _unresolvable(name, raw[name], str(body.get("msg", "")), sources)
             continue
         values = json.loads(body["msg"])
-        found[match[1]] = {key: value for key, value in values.items() if value is not None}
+        found[name] = {key: values[key] for key in KEYS if values.get(key) is not None}
+        problems += [
+            said.unresolved(name, key, str(text), "", sources)
+            for key, text in raw[name].items()
+            if _unresolved(text) and not values.get(f"{key}{_DEFINED}", True)
+        ]
     if problems:
-        raise ConfigError(problems)
-    if absent := [name for name in names if name not in found]:
+        raise refused(problems)
+    if absent := [name for name in raw if name not in found]:
         raise ToolkitError(f"Ansible resolved no variables of {', '.join(absent)}")
     return found
+
+
+def _unresolvable(host: str, raw: Mapping[str, Any], words: str, sources: Sequence[Path]) -> list[Problem]:
+    """The variables of a host that Ansible could not resolve; it names none of them."""
+    templates = {key: text for key, text in raw.items() if isinstance(text, str) and _unresolved(text)}
+    named = {key: text for key, text in templates.items() if _mentions(words, text)} or templates
+    if not named:
+        return [Problem(words or "cannot be resolved", source=host)]
+    return [said.unresolved(host, key, text, words, sources) for key, text in named.items()]
+
+
+def _mentions(words: str, text: str) -> bool:
+    """Whether Ansible speaks of this template: it quotes the variable that is not defined."""
+    return any(name in text for name in re.findall(r"'(\w+)' is undefined", words))
