@@ -236,12 +236,23 @@ def _settle(agent: Agent, python: str | None, run: Sequence[str] | None = None) 
             hint=f"free some space below {TOOL} and run the same command again",
         )
     if not answer.get("ready"):
-        absent = answer.get("absent")
-        lacks = "does not run" if absent is None else f"lacks {', '.join(absent)}"
-        raise NotReadyError(
-            f"{agent.name}: {answer.get('python')} {lacks}",
-            hint="set host.python in the profile to an interpreter there that has ddtoolkit[engine]",
-        )
+        raise _not_ready(agent.name, answer, named=python is not None)
+
+
+def _not_ready(name: str, answer: dict[str, Any], *, named: bool) -> NotReadyError:
+    """Why no agent can run there: the profile's interpreter will not do, or there is none of a deploy yet."""
+    absent = answer.get("absent")
+    lacks = "does not run" if absent is None else f"lacks {', '.join(absent)}"
+    why = f"{answer.get('python')} {lacks}"
+    if named:
+        hint = "set host.python in the profile to an interpreter there that has ddtoolkit[engine]"
+        return NotReadyError(f"{name}: {why}", hint=hint)
+    if answer.get("begun"):
+        said, goes = "a deploy was begun there, and has not finished provisioning", "goes on with it"
+    else:
+        said, goes = "nothing of ddtoolkit is there yet", "makes it ready"
+    hint = f"ddtoolkit deploy profile NAME -i INVENTORY --limit {name} {goes}"
+    return NotReadyError(f"{name}: {said} ({why})", hint=hint)
 
 
 class _Channel:

@@ -147,7 +147,7 @@ def main() -> None:
     clear(root)
     whole = (target / MARKER).is_file() and tree_digest(target / "toolkit")[:DIGITS] == wanted["digest"]
     if run is None and (absent := lacking(looks)) != []:
-        answer({"python": python, "absent": absent})
+        answer({"python": python, "absent": absent, "begun": root.parent.is_dir()})
         return
     if not whole:
         answer({"need": True})
