@@ -1,13 +1,20 @@
 """Commands that need no deployed service: whole output, exit codes, and what is never imported."""
 
 import json
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
 
 from tests.cli.conftest import Command
 from toolkit import __version__
+from toolkit.cli.main import app
 
 HEAVY = ("torch", "ansible", "ansible_runner", "sglang", "transformers", "fastapi", "paramiko", "matplotlib")
 
@@ -131,6 +138,57 @@ def test_json_changes_nothing_without_yes(ddtoolkit: Command, tmp_path: Path) ->
     assert shown.returncode == 2
     assert "--yes" in json.loads(shown.stdout)["hint"]
     assert not (tmp_path / "home" / ".local").exists()
+
+
+CHANGING = {
+    "deploy profile", "swap", "rollback", "start", "stop", "restart", "upgrade", "prune", "uninstall", "test",
+    "lock release", "models add", "models rm", "hosts prepare", "hosts trust",
+}  # fmt: skip
+
+
+def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, set[str]]]:
+    """Every command with its options."""
+    if not hasattr(command, "commands"):
+        yield " ".join(path), {option for item in command.params for option in item.opts}
+    for name, child in getattr(command, "commands", {}).items():
+        yield from leaves(child, (*path, name))
+
+
+def test_every_command_that_changes_something_takes_yes_and_json() -> None:
+    found = dict(leaves(typer.main.get_command(app)))
+    assert {name for name, options in found.items() if "--yes" in options} == CHANGING
+    assert {name for name in CHANGING if not {"--yes", "-y", "--json"} <= found[name]} == set()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("prune",), ("models", "add", "https://h/x/", "--revision", "v1"), ("lock", "release", "token"),
+        ("hosts", "trust", "a", "--fingerprint", "SHA256:x"),
+    ],
+)  # fmt: skip
+def test_what_json_would_change_it_refuses_without_yes(ddtoolkit: Command, command: tuple[str, ...]) -> None:
+    shown = ddtoolkit(*command, "--json")
+    assert shown.returncode == 2
+    assert json.loads(shown.stdout)["error"] == "--json changes nothing without --yes"
+
+
+def test_prune_shows_what_it_would_remove_and_asks(ddtoolkit: Command, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    unused = root / "envs" / "0011223344556677"
+    unused.mkdir(parents=True)
+    os.utime(unused, (0, 0))
+    records = tmp_path / "home" / ".local" / "state" / "ddtoolkit" / "services"
+    records.mkdir(parents=True)
+    (records / "x.json").write_text(json.dumps({"root": str(root)}))
+    asked = ddtoolkit("prune")
+    assert asked.returncode == 2
+    assert f"would remove code {unused}" in asked.stdout
+    assert "add --yes" in asked.stderr
+    assert unused.is_dir()
+    assert f"removed code {unused}" in ddtoolkit("prune", "--yes").stdout
+    assert not unused.exists()
+    assert "nothing to remove" in ddtoolkit("prune").stdout
 
 
 def test_an_engine_that_is_not_driven_here_is_refused_with_a_way_out(ddtoolkit: Command) -> None:

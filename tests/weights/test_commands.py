@@ -50,9 +50,8 @@ def test_a_branch_is_fetched_at_its_commit(
     server: Publisher,
     tmp_path: Path,
 ) -> None:
-    added = ddtoolkit(
-        "models", "add", "hf://org/model@main", "--hub", server.url, "--root", str(tmp_path), "--json"
-    )
+    where = ("--hub", server.url, "--root", str(tmp_path))
+    added = ddtoolkit("models", "add", "hf://org/model@main", *where, "--json", "--yes")
     assert f"hf://org/model@main is hf://org/model@{COMMIT}" in added.stderr
     assert set(json.loads(added.stdout)) == {f"org--model@{COMMIT}"}
     assert (tmp_path / "models" / f"org--model@{COMMIT}" / SHARD).is_file()

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from toolkit.cli.options import Inventories, Json, Limit
-from toolkit.cli.output import emit, say
+from toolkit.cli.options import Inventories, Json, Limit, Yes
+from toolkit.cli.output import emit, require_yes, say
 from toolkit.cli.prepare import prepare
 from toolkit.errors import ConfigError, UnreachableError
 
@@ -55,6 +55,8 @@ def trust(
         ),
     ],
     inventory: Inventories = None,
+    yes: Yes = False,
+    as_json: Json = False,
 ) -> None:
     """Add a host's ed25519 key to known_hosts, if it is the one with this fingerprint."""
     from toolkit.inventory.load import load_hosts
@@ -62,6 +64,7 @@ def trust(
     from toolkit.remote.options import SshOptions, ssh_options
     from toolkit.remote.ssh import offered_key
 
+    require_yes(yes=yes, as_json=as_json)
     if not inventory:
         raise ConfigError("name an inventory", hint="add -i inventory.yaml")
     if not keys.is_fingerprint(fingerprint):
@@ -80,8 +83,12 @@ def trust(
             hint="do not trust it before you know why: the fingerprint may be another host's, or an old one",
         )
     known = keys.known_keys(wanted.known_as, wanted.known_hosts)
-    if any(key.blob == blob and not key.revoked for key in known):
+    new = not any(key.blob == blob and not key.revoked for key in known)
+    if new:
+        keys.add(wanted.known_as, wanted.known_hosts[0], blob)
+        say(f"{name}: {offered} is trusted now, in {wanted.known_hosts[0]}")
+    else:
         say(f"{name}: its key is known already")
-        return
-    keys.add(wanted.known_as, wanted.known_hosts[0], blob)
-    say(f"{name}: {offered} is trusted now, in {wanted.known_hosts[0]}")
+    if as_json:
+        file = str(wanted.known_hosts[0])
+        emit({"ok": True, "host": name, "fingerprint": offered, "added": new, "file": file})

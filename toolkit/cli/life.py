@@ -74,12 +74,25 @@ def prune(
     dry: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
     inventory: Inventories = None,
     limit: Limit = None,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Remove environments and copies of the toolkit that no release of any service needs."""
+    where = fleet.where(inventory, limit)
+    if not dry:
+        require_yes(yes=yes, as_json=as_json)
+        # Asked with what would go in sight; what becomes unused meanwhile goes with it.
+        if not yes and _unused(where, dry=True, as_json=as_json):
+            _ask("remove what is listed above", yes=yes, as_json=as_json)
+        elif not yes:
+            return
+    _unused(where, dry=dry, as_json=as_json)
+
+
+def _unused(where: fleet.Where | None, *, dry: bool, as_json: bool) -> bool:
+    """Show what no release needs, removed unless `dry`; whether there is something."""
     from toolkit.fleet.results import to_json
 
-    where = fleet.where(inventory, limit)
     if where is not None:
         results = fleet.look(None, "prune", {"dry": dry}, where)
         if as_json:
@@ -88,13 +101,14 @@ def prune(
             if isinstance(result.value, dict):
                 _show_unused(f"{result.host}: ", result.value, dry=dry, as_json=as_json)
         fleet.finish_looking(results)
-        return
+        return any(result.value and result.value["unused"] for result in results)
     from toolkit.hostside.operations import prune as run
 
     found = run({"dry": dry})
     if as_json:
         emit({"ok": True, **found})
     _show_unused("", found, dry=dry, as_json=as_json)
+    return bool(found["unused"])
 
 
 def uninstall(

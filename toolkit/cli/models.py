@@ -84,6 +84,7 @@ def add(
     inventory: Inventories = None,
     limit: Limit = None,
     parallel: Parallel = 8,
+    yes: Yes = False,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
@@ -94,6 +95,7 @@ def add(
     from toolkit.cli.board import Board
     from toolkit.weights.fanout import Spread, bring_to_all, known_hosts
 
+    require_yes(yes=yes, as_json=as_json)
     requests, profile = _requests(source, revision, sets)
     given = {"endpoint": hub or _hub_here(), "rate": _size(rate), "parallel": files}
     if profile is None:

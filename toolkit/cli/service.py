@@ -204,15 +204,22 @@ def lock_release(
     ] = None,
     inventory: Inventories = None,
     limit: Limit = None,
+    yes: Yes = False,
+    as_json: Json = False,
 ) -> None:
     """Release a lock whose holder is gone; never ends a running transaction."""
     where = fleet.where(inventory, limit)
+    require_yes(yes=yes, as_json=as_json)
     if where is not None:
-        fleet.show_each(name, "lock_release", {"token": token}, where, _show_released, one_host=True)
+        args = {"token": token}
+        fleet.show_each(name, "lock_release", args, where, _show_released, as_json=as_json, one_host=True)
         return
     from toolkit.hostside.operations import lock_release as release
 
-    _show_released(release({"service": name, "token": token}))
+    found = release({"service": name, "token": token})
+    _show_released(found)
+    if as_json:
+        emit({"ok": True, **found})
 
 
 def _show_released(found: dict[str, Any]) -> None:
