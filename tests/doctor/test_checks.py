@@ -458,6 +458,36 @@ def test_an_ignored_failure_does_not_count_and_is_told() -> None:
     assert judge(facts, PCIE, ignored=["iommu"]).exit_code == 1
 
 
+NO_SYSTEMD = {
+    "systemd": False,
+    "sandbox": {
+        "user": "root",
+        "seen": None,
+        "why": "System has not been booted with systemd as init system",
+    },
+    "command_fabric_unit": answer("", 1),
+}
+
+
+def test_without_systemd_nothing_of_systemd_is_proposed() -> None:
+    site = b300().with_cards(persistence="Disabled")
+    report = judge(raw(site, **NO_SYSTEMD), B300)
+    found = {item.check: item for item in report.of("warn", "fail")}
+    assert set(found) == {"sandbox", "persistence"}
+    assert found["sandbox"].seen == "systemd does not run this host"
+    assert "service.manager: process" in found["sandbox"].fix
+    assert found["persistence"].fix == "nvidia-smi -pm 1, which lasts until the next boot"
+    assert not any("systemctl" in item.fix for item in report.findings)
+    assert all("booted" not in item.seen for item in report.findings)
+    assert "systemctl" in looked(site, B300)[0].fix
+
+
+def test_a_source_that_is_not_reached_is_told_with_what_its_own_error_proposes() -> None:
+    weights = {"lacking": [], "problem": "https://h/x: no route", "fix": "name a folder", "short": None}
+    (found,) = looked(pcie(), weights=weights)
+    assert (found.check, found.fix) == ("disk", "name a folder")
+
+
 def test_a_pinned_driver_of_another_branch_asks_for_a_reboot() -> None:
     profile = profiles.profile(profiles.PCIE, f"host.packages=[{PACKAGE}=590.44.01-1]")
     (found,) = looked(replace(pcie(), packages=((PACKAGE, "hold", "580.95.05-1"),)), profile)

@@ -163,6 +163,7 @@ def test_a_plan_tells_bytes_source_and_sum(fetch, server, layout, published):
             "why": "it is not there",
             "bytes": total,
             "problem": None,
+            "hint": None,
             "from": f"{server.url}/folder/ at v1",
         }
     ]

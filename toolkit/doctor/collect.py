@@ -46,7 +46,7 @@ def collect(request: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         `commands` (name to `programs.ask`'s answer), `files` (path to text, None where absent), `disks`,
         `shared_memory` (bytes), `port`, `own` (pids of the service), `processes` (pid to name, user and
-        group), `root`, `pci`, `libraries`, `modules`, `sandbox` and `weights`; JSON-safe.
+        group), `root`, `systemd`, `pci`, `libraries`, `modules`, `sandbox` and `weights`; JSON-safe.
     """
     commands = {name: (lambda argv=argv: ask(argv, _QUICK)) for name, argv in _commands(request).items()}
     work: dict[str, Callable[[], Any]] = {f"commands.{name}": call for name, call in commands.items()}
@@ -65,6 +65,7 @@ def collect(request: Mapping[str, Any]) -> dict[str, Any]:
             "port": _port(request["bind"], request["port"]),
             "own": own,
             "root": os.geteuid() == 0,
+            "systemd": Path("/run/systemd/system").is_dir(),
             "sandbox": None,
             "weights": None,
         }
@@ -202,9 +203,10 @@ def _weights(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     try:
         answer = work.plan({"requests": requests}, lambda _: None)
     except ToolkitError as error:
-        return {"problem": error.message, "lacking": [], "short": None}
-    unknown = next((item["problem"] for item in answer["lacking"] if item["problem"]), "")
-    return {"problem": unknown, "lacking": answer["lacking"], "short": answer["short"]}
+        return {"problem": error.message, "fix": error.hint, "lacking": [], "short": None}
+    unknown = next((item for item in answer["lacking"] if item["problem"]), {"problem": "", "hint": None})
+    problem = {"problem": unknown["problem"], "fix": unknown["hint"]}
+    return {**problem, "lacking": answer["lacking"], "short": answer["short"]}
 
 
 def _within(call: Callable[[], dict[str, Any]], limit: float) -> dict[str, Any]:

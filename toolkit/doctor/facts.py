@@ -34,6 +34,11 @@ class Facts:
         text: str | None = self.raw["files"].get(path)
         return text
 
+    @property
+    def systemd(self) -> bool:
+        """Whether systemd runs the host (sd_booted(3)), so that its units can be asked and started."""
+        return bool(self.raw.get("systemd", True))
+
     @cached_property
     def smi(self) -> Smi | None:
         """The driver's account of its GPUs; None where it gives none."""

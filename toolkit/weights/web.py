@@ -21,6 +21,10 @@ from toolkit.weights.source import trustworthy
 SILENCE = 60.0
 _MOST = 64 << 20  # bytes of a listing
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_UNREACHED = (
+    "correct the address; where this host does not reach it, name a folder on the host, or a peer that has "
+    "the checkpoint (peer://HOST/NAME@REVISION, deploy --seed HOST)"
+)
 _FINAL = {
     HTTPStatus.UNAUTHORIZED: "asks for a token",
     HTTPStatus.FORBIDDEN: "refuses it",
@@ -113,7 +117,7 @@ class Web:
             with self.open(url) as response:
                 data = response.read(_MOST + 1)
         except BROKEN as error:
-            raise ToolkitError(f"{url}: {reason(error)}", hint="is its address right?") from None
+            raise ToolkitError(f"{url}: {reason(error)}", hint=_UNREACHED) from None
         if len(data) > _MOST:
             raise ToolkitError(f"{url} is larger than {_MOST >> 20} MiB: that is no listing")
         return data

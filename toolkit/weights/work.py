@@ -32,7 +32,7 @@ def plan(request: Request, _: Tell) -> Answer:
 
     Returns:
         `lacking`: for each that has to come `folder`, `why`, `bytes` (None where the source cannot be asked),
-        `from` and `problem`; `short`: the sum that does not fit on the disk, in words, else None.
+        `from`, `problem` and `hint`; `short`: the sum that does not fit on the disk, in words, else None.
     """
     wishes = [wish_of({**request, **item}) for item in request["requests"]]
     lacking, parts = [], []
@@ -41,12 +41,12 @@ def plan(request: Request, _: Tell) -> Answer:
         wrong = damage(wish.folder)
         if not wrong:
             continue
-        item: Answer = {"folder": wish.folder.name, "why": shortened(wrong), "bytes": None, "problem": None}
-        item["from"] = str(wish.origin.source)
+        item: Answer = {"folder": wish.folder.name, "why": shortened(wrong), "bytes": None}
+        item |= {"problem": None, "hint": None, "from": str(wish.origin.source)}
         try:
             listing = wish.origin.listing(wish.origin.web())
         except ToolkitError as error:
-            item["problem"] = error.message
+            item |= {"problem": error.message, "hint": error.hint}
         else:
             item["bytes"] = _to_come(wish, listing)
             parts.append((wish.folder.name, item["bytes"]))

@@ -123,7 +123,9 @@ def persistence(facts: Facts, profile: Profile) -> Iterator[Result]:
     """The driver keeps each GPU initialised, as the device itself says."""
     off = [gpu for gpu in facts.used(profile) if gpu.persistence is False]
     if off:
-        fix = "systemctl enable --now nvidia-persistenced (or nvidia-smi -pm 1, until the next boot)"
+        fix = "nvidia-smi -pm 1, which lasts until the next boot"
+        if facts.systemd:
+            fix = f"systemctl enable --now nvidia-persistenced (or {fix})"
         yield warning(f"persistence mode is off: {_which(off)}", "on", fix)
     else:
         yield good("persistence mode is on")

@@ -18,8 +18,12 @@ def visible(facts: Facts, profile: Profile) -> Iterator[Result]:
     """The sandbox starts, and shows the GPUs and their devices."""
     seen, why = _seen(facts)
     if seen is None:
-        fix = "the host's systemd is too old, or a container that cannot isolate; see `ddtoolkit render`"
-        yield bad(f"the unit's sandbox does not start: {why}", "a start", fix)
+        if facts.systemd:
+            fix = "the host's systemd is too old, or a container that cannot isolate; see `ddtoolkit render`"
+            yield bad(f"the unit's sandbox does not start: {why}", "a start", fix)
+        else:
+            fix = "take a host that is booted with systemd, or set service.manager: process"
+            yield bad("systemd does not run this host", "systemd, for service.manager: systemd", fix)
         return
     user = _as(facts, profile)
     if seen["gpus"] is None:
@@ -49,7 +53,7 @@ def limits(facts: Facts, profile: Profile) -> Iterator[Result]:
     """Limits as a service gets them, not as a login shell does."""
     seen, why = _seen(facts)
     if seen is None:
-        yield skipped(why)
+        yield skipped(why if facts.systemd else "systemd does not run this host")
         return
     memlock, nofile = seen["memlock"], seen["nofile"]
     fine = True
@@ -74,7 +78,7 @@ def cache(facts: Facts, profile: Profile) -> Iterator[Result]:
     """The service may write where Triton, torch and Hugging Face keep their caches."""
     seen, why = _seen(facts)
     if seen is None:
-        yield skipped(why)
+        yield skipped(why if facts.systemd else "systemd does not run this host")
         return
     folders = seen["folders"]
     wrong = {path: reason for path, reason in folders.items() if reason not in ("", "absent")}
@@ -94,7 +98,7 @@ def compilers(facts: Facts, profile: Profile) -> Iterator[Result]:
     """What kernels are compiled with at the first start is on the unit's own PATH."""
     seen, why = _seen(facts)
     if seen is None:
-        yield skipped(why)
+        yield skipped(why if facts.systemd else "systemd does not run this host")
         return
     programs = seen["programs"]
     comes = {name.partition("=")[0] for name in profile.host.packages}

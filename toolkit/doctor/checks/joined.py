@@ -131,6 +131,9 @@ def _why(facts: Facts) -> str:
 
 def fabric_manager(facts: Facts, _: Profile) -> Iterator[Result]:
     """The fabric manager runs, and is the driver's own version."""
+    if not facts.systemd:
+        yield skipped("systemd does not run this host; `fabric` has what the fabric manager came to")
+        return
     unit = host.properties(facts.command("fabric_unit")["out"])
     version = host.fabric_manager_version(facts.command("fabric_manager")["out"])
     driver = None if facts.smi is None else facts.smi.driver

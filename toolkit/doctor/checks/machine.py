@@ -28,7 +28,8 @@ def disk(facts: Facts, profile: Profile) -> Iterator[Result]:
         yield bad(
             seen,
             f"{_size(least)} (host.min_free_disk)",
-            "free some space there: ddtoolkit prune, ddtoolkit models rm",
+            "free some there (ddtoolkit prune and models rm take what of the toolkit is not needed), or keep "
+            "less free: host.min_free_disk",
         )
     if weights["short"]:
         yield bad(
@@ -37,7 +38,8 @@ def disk(facts: Facts, profile: Profile) -> Iterator[Result]:
             "free some space, or remove one: ddtoolkit models rm",
         )
     if weights["problem"]:
-        yield warning(weights["problem"], "the size of what has to come", "mend the source in the profile")
+        fix = weights.get("fix") or "mend the source in the profile"
+        yield warning(weights["problem"], "the size of what has to come", fix)
     if not (short or weights["short"] or weights["problem"]):
         come = [item["bytes"] for item in weights["lacking"] if item["bytes"] is not None]
         more = f"; {_size(sum(come))} of checkpoints have to come" if come else ""
