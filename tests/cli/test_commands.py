@@ -93,6 +93,19 @@ def test_render_writes_a_unit_and_touches_nothing(ddtoolkit: Command, tmp_path: 
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("name", ["systemd-cpu", "rtx-pro-6000-pcie-8x"])
+def test_what_is_rendered_for_a_host_has_no_path_of_this_machine(ddtoolkit: Command, name: str) -> None:
+    text = ddtoolkit("render", name).stdout
+    assert str(Path(sys.executable).parent) not in text
+    assert re.search(r'^ExecStart="/opt/ddtoolkit/envs/lib-[0-9a-f]{16}/bin/python" ', text, re.MULTILINE)
+    assert 'Environment="PYTHONPATH=/opt/ddtoolkit/envs/ENVIRONMENT_ID"' in text
+    assert text.startswith("# RELEASE_ID stands for the id that the deploy gives the release.\n")
+    named = ddtoolkit("render", name, "--set", "host.python=/opt/own/bin/python3", "--format", "argv")
+    assert json.loads(named.stdout)[0] == "/opt/own/bin/python3"
+    assert "note: ENVIRONMENT_ID stands for" in named.stderr
+    assert "the same for every host" in ddtoolkit("render", name, "-i", "x", "--format", "ansible").stderr
+
+
 def test_plan_tells_what_would_be_done_and_does_nothing(ddtoolkit: Command, tmp_path: Path) -> None:
     shown = ddtoolkit("plan", "local-cpu", "--json", "--exit-code")
     assert shown.returncode == 7

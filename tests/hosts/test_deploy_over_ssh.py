@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -108,6 +109,13 @@ def test_both_hosts_are_accepted_and_enabled(first: dict[str, Any], hosts: tuple
         assert host.root(["systemctl", "is-enabled", unit]).stdout.strip() == "enabled"
 
 
+def test_ansible_leaves_nothing_in_a_home(first: dict[str, Any], hosts: tuple[Host, Host]) -> None:
+    for host in hosts:
+        assert (
+            host.root(["sh", "-c", "ls -da /root/.ansible /home/*/.ansible 2>/dev/null; true"]).stdout == ""
+        )
+
+
 def test_the_key_reaches_the_server_and_nobody_else(first: dict[str, Any], hosts: tuple[Host, Host]) -> None:
     host = hosts[0]
     assert completion_status(host, KEY) == "200"
@@ -125,6 +133,48 @@ def test_nothing_is_done_twice(first: dict[str, Any], ddtoolkit: Command) -> Non
         assert result["plan"]["empty"]
         assert result["outcome"] is None
     assert served_pids(ddtoolkit) == pids
+
+
+def test_a_unit_is_rendered_as_the_host_has_it(
+    first: dict[str, Any], ddtoolkit: Command, hosts: tuple[Host, Host]
+) -> None:
+    refused = ddtoolkit("render", NAME, *SETS, status=2)
+    assert "2 match" in refused.stderr
+    one = ("render", NAME, *SETS, "--limit", "ct200")
+    unit = hosts[0].path(f"/etc/systemd/system/ddtoolkit-{NAME}.service").read_text(encoding="utf-8")
+    assert ddtoolkit(*one).stdout == unit
+    other = ddtoolkit(*one, "--set", "speculative.budget=9").stdout
+    assert other.startswith("# RELEASE_ID stands for ")
+    release = first["ct200"]["release"]
+    expected = unit.replace(release, "RELEASE_ID").replace('budget" "8"', 'budget" "9"')
+    assert "".join(line for line in other.splitlines(True) if line[0] != "#") == expected
+
+
+def test_the_checks_run_on_every_host_against_its_own_address(
+    first: dict[str, Any], ddtoolkit: Command, hosts: tuple[Host, Host]
+) -> None:
+    """One host is given a second for them, which no host can make; the other is stopped."""
+    release = hosts[0].path(f"/opt/ddtoolkit/services/{NAME}/releases/{first['ct200']['release']}")
+    profile = json.loads((release / "profile.json").read_text(encoding="utf-8"))
+    profile["acceptance"]["time_limit"] = 1.0
+    hurried = release / "recorded.json"
+    hurried.write_text(json.dumps({"profile": profile, "swapped": []}), encoding="utf-8")
+    hosts[1].root(["systemctl", "stop", f"ddtoolkit-{NAME}"])
+    try:
+        shown = ddtoolkit("test", NAME, status=1)
+        told = json.loads(ddtoolkit("test", NAME, "--json", status=1).stdout)
+    finally:
+        hurried.unlink()
+        hosts[1].root(["systemctl", "start", f"ddtoolkit-{NAME}"])
+    assert re.search(r"^ct200 +refused ", shown.stdout, re.MULTILINE)
+    assert re.search(r"^ct201 +not tested", shown.stdout, re.MULTILINE)
+    assert "ct200: " in shown.stderr
+    assert f"ct201: {NAME}: there is nothing to test: it is stopped" in shown.stderr
+    assert f"next: ddtoolkit status {NAME}; then: ddtoolkit start {NAME}" in shown.stderr
+    report = told["hosts"]["ct200"]["result"]
+    assert (report["verdict"], report["server"]["url"]) == ("refused", "http://127.0.0.1:30000")
+    assert (told["exit_code"], told["hosts"]["ct201"]["ok"]) == (1, False)
+    ddtoolkit("test", NAME, "--url", "http://127.0.0.1:1", status=2)
 
 
 def test_a_new_value_of_a_secret_is_planned(first: dict[str, Any], ddtoolkit: Command) -> None:

@@ -20,6 +20,7 @@ from toolkit.errors import ConfigError, ToolkitError
 if TYPE_CHECKING:
     from toolkit.fleet.results import HostResult
     from toolkit.inventory.host import Host
+    from toolkit.profile.loading import ResolvedProfile
 
 
 # Changes that are none where nothing differs, and what is told then.
@@ -168,6 +169,29 @@ def plan(
     if code := worst(plans):
         raise typer.Exit(code)
     return any(not item.value["plan"]["empty"] or item.value["plan"]["by_hand"] for item in plans)
+
+
+def render(resolved: ResolvedProfile, where: Where, form: str) -> dict[str, Any]:
+    """The unit as a deploy would write it on a host.
+
+    Returns:
+        `content` and `notes`, as `toolkit.deploy.rendering.Rendered` has them.
+
+    Raises:
+        ConfigError: several hosts carry the profile.
+        ToolkitError: the host cannot be asked.
+    """
+    found = begin_listing(where)
+    from toolkit.fleet.connections import Connections
+
+    profile = resolved.profile
+    hosts = carrying(found(), where, profile.name)
+    if len(hosts) > 1:
+        raise ConfigError(f"this is about one host, and {len(hosts)} match", hint="add --limit HOST")
+    with Connections(hosts, python=profile.host.python) as connections:
+        args = {"profile": resolved.data, "form": form}
+        answered: dict[str, Any] = connections.call(hosts[0].name, "render", args)
+        return answered
 
 
 def swap(name: str | None, sets: Sequence[str], where: Where, manner: Manner, **options: Any) -> None:

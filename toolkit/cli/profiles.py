@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from toolkit.cli.options import Json, Overlays, ProfileName, Sets
-from toolkit.cli.output import answer, emit, table, tell_doubts
+from toolkit.cli import fleet
+from toolkit.cli.options import Inventories, Json, Limit, Overlays, ProfileName, Sets
+from toolkit.cli.output import answer, emit, say, table, tell_doubts
 from toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from toolkit.memory.estimate import Estimate
     from toolkit.profile.schema import Profile
+
+_SYSTEMD = 255  # of Ubuntu 24.04
 
 profiles_app = typer.Typer(
     help="List profiles, show one, print the schema.", no_args_is_help=True, rich_markup_mode=None
@@ -159,7 +162,11 @@ def render(
     ] = "systemd",
     overlays: Overlays = None,
     sets: Sets = None,
-    systemd_version: Annotated[int, typer.Option(min=240, help="The host's systemd.")] = 255,
+    inventory: Inventories = None,
+    limit: Limit = None,
+    systemd_version: Annotated[
+        int | None, typer.Option(min=240, help="The host's systemd; 255 where no host is asked.")
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -167,18 +174,35 @@ def render(
         ),
     ] = None,
 ) -> None:
-    """Print what a deploy would write, without touching any host."""
-    from toolkit.deploy.preview import render_profile, write_settings
+    """Print what a deploy would write, without touching any host; with -i, as one host would have it."""
     from toolkit.profile.loading import load_profile
 
+    where = fleet.where(inventory, limit)
     loaded = load_profile(name, overlays=overlays or (), sets=sets or ())
-    if out is not None:
-        if form != "ansible":
-            raise ConfigError("--out goes with --format ansible", hint="redirect the others: > FILE")
-        answer(str(write_settings(loaded, out)))
+    tell_doubts(loaded)
+    if out is not None and form != "ansible":
+        raise ConfigError("--out goes with --format ansible", hint="redirect the others: > FILE")
+    if form == "ansible":
+        if where is not None:
+            raise ConfigError("the playbooks' settings are the same for every host", hint="leave out -i")
+        from toolkit.deploy.preview import playbook_settings, write_settings
+
+        if out is not None:
+            answer(str(write_settings(loaded, out)))
+        else:
+            emit(playbook_settings(loaded))
         return
-    rendered = render_profile(loaded, form, systemd_version=systemd_version)
-    if isinstance(rendered, str):
-        typer.echo(rendered, nl=False)
+    if where is not None:
+        if systemd_version is not None:
+            raise ConfigError("the host tells its own systemd", hint="leave out --systemd-version")
+        found = fleet.render(loaded, where, form)
     else:
-        emit(rendered)
+        from toolkit.deploy.rendering import render_anywhere
+
+        found = render_anywhere(loaded.profile, form, version=systemd_version or _SYSTEMD).to_json()
+    if isinstance(found["content"], str):
+        typer.echo(found["content"], nl=False)
+        return
+    for note in found["notes"]:
+        say(f"note: {note}")
+    emit(found["content"])

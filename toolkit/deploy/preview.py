@@ -1,10 +1,9 @@
-"""What a deploy would write, without touching any host."""
+"""What the playbooks are given, without touching any host."""
 
 from __future__ import annotations
 
 import base64
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,37 +17,7 @@ from toolkit.profile.loading import ResolvedProfile
 from toolkit.provision.gpu_host import gpu_host_settings
 from toolkit.provision.requirements import requirements
 from toolkit.remote import package
-from toolkit.service.command import unit_for
-from toolkit.service.systemd import render_unit
 from toolkit.weights import wanted as weights
-
-_RELEASE = "20260101T000000Z-00000000"
-
-
-def render_profile(
-    resolved: ResolvedProfile, form: str, *, systemd_version: int
-) -> str | list[str] | dict[str, Any]:
-    """The unit as systemd reads it, the server's arguments, or the playbooks' settings.
-
-    Args:
-        resolved: the profile.
-        form: `systemd`, `argv` or `ansible`.
-        systemd_version: version of the host's systemd, which decides what keys are used.
-
-    Raises:
-        ConfigError: a value cannot be written in that form.
-    """
-    profile = resolved.profile
-    layout = layout_of(profile)
-    if form == "ansible":
-        return playbook_settings(resolved)
-    unit = unit_for(
-        profile,
-        release_dir=layout.service(profile.name).releases / _RELEASE,
-        layout=layout,
-        python=Path(sys.executable),
-    )
-    return list(unit.argv) if form == "argv" else render_unit(unit, systemd_version)
 
 
 def playbook_settings(resolved: ResolvedProfile) -> dict[str, Any]:

@@ -72,6 +72,13 @@ def plan(args: Args, _: Send) -> dict[str, Any]:
     }
 
 
+def render(args: Args, _: Send) -> dict[str, Any]:
+    """The unit as a deploy of `profile` would write it here."""
+    from toolkit.deploy.rendering import render_here
+
+    return render_here(profile_from_data(args["profile"]), dict(args["profile"]), args["form"]).to_json()
+
+
 def build(args: Args, send: Send) -> dict[str, Any]:
     """Build what a deploy of `profile` will serve; touches nothing that serves."""
     return {"built": flow.build_ahead(_planned(args), _watcher(send))}
@@ -330,6 +337,7 @@ def lock_release(args: Args, _: Send = _nobody) -> dict[str, Any]:
 
 OPERATIONS: dict[str, Callable[[Args, Send], Any]] = {
     "plan": plan,
+    "render": render,
     "build": build,
     "deploy": deploy,
     "swap_preview": swap_preview,
