@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Iterator
 
 from toolkit.profile.nodes import KeyPath, format_path
+from toolkit.profile.recorded import RECORDED
 from toolkit.profile.shape import Shape, profile_shape
 from toolkit.profile.show import yaml_scalar
 
@@ -36,6 +38,10 @@ tags and keys written twice are refused. Nothing in a profile is executed or exp
 and plain values are replaced. A name is looked up in `overlays` of the folders above; with the toolkit come
 `linear-dflash`, `chain-control` and `plain` (how tokens are decoded), `pp8`, `ep8` and `ep4` (how a model is
 spread), `qwen3-8b`, `gpus-1` and `gpus-2` (a smaller pair, fewer GPUs). An overlay cannot change `name`.
+Where two set a key to different values the later counts, and `validate`, `plan`, `deploy` and `profiles show`
+say which said what.
+
+@RECORDED@
 
 **Hardware profiles** with a page each: [`rtx-pro-6000-pcie-8x`](rtx-pro-6000-pcie-8x.md),
 [`b300-nvlink-8x`](b300-nvlink-8x.md), [`h200-nvlink`](h200-nvlink.md). Another machine needs little: memory
@@ -54,9 +60,18 @@ unsets it if it may be unset; for others it is read as YAML and replaces the who
 """
 
 
+def _recorded() -> str:
+    keys = ", ".join(f"`{key}`" for key in RECORDED)
+    text = (
+        f"**Without a restart.** The server does not depend on {keys}: a change of these alone is put on record "
+        "with the release that serves. Any other key makes a new release, with one restart."
+    )
+    return textwrap.fill(text, 110, break_on_hyphens=False)
+
+
 def reference() -> str:
     """The reference in Markdown, one table a section."""
-    parts = [_INTRODUCTION]
+    parts = [_INTRODUCTION.replace("@RECORDED@", _recorded())]
     for path, shape in _sections((), profile_shape()):
         title = f"`{format_path(path)}`" if path else "Top level"
         parts.append(f"## {title}\n\n{_sentence(shape.description)}\n\n{_table(shape)}")
