@@ -63,8 +63,8 @@ unsets it if it may be unset; for others it is read as YAML and replaces the who
 def _recorded() -> str:
     keys = ", ".join(f"`{key}`" for key in RECORDED)
     text = (
-        f"**Without a restart.** The server does not depend on {keys}: a change of these alone is put on record "
-        "with the release that serves. Any other key makes a new release, with one restart."
+        f"**Without a restart.** The server does not depend on {keys}: a change of these alone is put on "
+        "record with the release that serves. Any other key makes a new release, with one restart."
     )
     return textwrap.fill(text, 110, break_on_hyphens=False)
 
