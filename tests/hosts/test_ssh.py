@@ -57,6 +57,20 @@ def test_an_agent_without_its_libraries_is_named(ready: Host) -> None:
             pass
 
 
+def test_a_host_without_a_whole_deploy_says_so_and_what_goes_on_with_it(ready: Host) -> None:
+    call(ready)
+    for said, goes in (
+        ("a deploy was begun there, and has not finished provisioning", "goes on with it"),
+        ("nothing of ddtoolkit is there yet", "makes it ready"),
+    ):
+        with pytest.raises(NotReadyError, match=said) as caught, agent_on(known_to_toolkit(ready)):
+            pass
+        assert "/usr/bin/python3 lacks pydantic" in caught.value.message
+        assert caught.value.hint == f"ddtoolkit deploy profile NAME -i INVENTORY --limit ready {goes}"
+        ready.root(["rm", "-r", "/opt/ddtoolkit"])
+    ready.root(["mkdir", "-p", "/opt/ddtoolkit"])
+
+
 def test_an_unknown_key_is_refused_until_it_is_trusted(ready: Host, tmp_path: Path) -> None:
     known = tmp_path / "known_hosts"
     variables = {"ansible_ssh_common_args": f"-o UserKnownHostsFile={known} -o GlobalKnownHostsFile=none"}
