@@ -1,0 +1,96 @@
+"""Keys that the server does not depend on: what is told and kept of a change; a release, but no server."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.conftest import Site, free_port
+from toolkit.build.builder import checkpoint_marks
+from toolkit.build.environment import materialise
+from toolkit.deploy.judging import release_unit
+from toolkit.deploy.libraries import environment_of
+from toolkit.deploy.locate import Deployed, layout_of, remember
+from toolkit.profile.loading import load_profile
+from toolkit.release.store import Store, content_digest
+from toolkit.service.files import json_bytes
+
+RATE = "host.download_rate"
+
+
+@pytest.fixture
+def staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """A home with a release that was accepted and is stopped."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    profile = tmp_path / "local.yaml"
+    port = free_port()
+    host = f"{{root: ~/service, python: {sys.executable}}}"
+    profile.write_text(
+        f"schema: 1\nname: local\nhost: {host}\nservice: {{port: {port}}}\n"
+        "model: {target: {source: bundled}, drafter: {source: bundled}}\n"
+    )
+    resolved = load_profile(str(profile))
+    layout = layout_of(resolved.profile)
+    paths = layout.service("local")
+    folders = ((layout.environments, 0o755), (layout.models, 0o755), (layout.logs, 0o750))
+    for folder, mode in (*folders, (paths.releases, 0o755), (layout.state, 0o700), (paths.cache, 0o700)):
+        folder.mkdir(parents=True)
+        folder.chmod(mode)
+    paths.state.mkdir(mode=0o700)
+    environment = environment_of(resolved.profile, layout)
+    built = {"digest": environment.digest, "versions": environment.versions, "source": environment.source}
+    built |= {"path": str(materialise(environment, layout.environments)), "python": str(environment.python)}
+    checkpoints = checkpoint_marks(resolved.profile, layout)
+    manifest = {"environment": built, "checkpoints": checkpoints, "engine": {"tuned": {"threads": 2}}}
+    store = Store(paths)
+    name = store.new_id(content_digest(resolved.data, manifest))
+    unit = release_unit(resolved.profile, manifest, store.path(name), layout)
+    release = store.stage(name, profile=resolved.data, unit=unit, manifest=manifest)
+    (release.path / "acceptance.json").write_bytes(json_bytes({}))
+    store.switch(name)
+    remember(Deployed("local", layout))
+    return Site(tmp_path, profile, port)
+
+
+def steps(shown: dict[str, object]) -> list[str]:
+    return [step["action"] for step in shown["steps"]]  # type: ignore[attr-defined]
+
+
+def test_it_is_planned_told_recorded_and_no_drift(staged: Site) -> None:
+    rate = ("--set", f"{RATE}=9MB")
+    planned = staged.run("plan", "local.yaml", *rate).stdout
+    assert f"record       {RATE}: unset -> 9MB" in planned
+    assert "restart" not in planned
+    shown = staged.run("swap", *rate)
+    assert shown.returncode == 0, shown.stderr
+    assert "swap on local, no restart:" in shown.stderr
+    assert f"record: committed: {RATE}: on record; the server does not depend on it" in shown.stderr
+    assert steps(staged.json("plan", "local.yaml", *rate)) == ["start"]
+    planned = staged.json("plan", "local.yaml")
+    assert steps(planned) == ["record", "start"]
+    assert [change["key"] for change in planned["undone_swaps"]] == [RATE]
+    # The release itself is as it was made: only that it does not run is told.
+    assert [item["kind"] for item in staged.json("drift", "local", "--deployed")] == ["process"]
+    assert staged.status["config"]["swapped"] == [RATE]
+    (entry,) = staged.json("history")
+    assert (entry["kind"], entry["outcome"]) == ("record", "committed")
+    assert entry["changes"] == [{"key": RATE, "old": None, "new": "9MB"}]
+
+
+def test_there_is_no_trying_of_what_nobody_would_notice(staged: Site) -> None:
+    shown = staged.run("swap", "--set", f"{RATE}=9MB", "--experiment")
+    assert shown.returncode == 2
+    assert f"the server does not depend on {RATE}: nothing to try" in shown.stderr
+    assert staged.json("history") == []
+
+
+def test_a_record_that_is_damaged_leaves_what_was_deployed(staged: Site) -> None:
+    assert staged.run("swap", "--set", f"{RATE}=9MB").returncode == 0
+    release = next((staged.home / "service" / "services" / "local" / "releases").iterdir())
+    assert json.loads((release / "profile.json").read_text())["host"]["download_rate"] is None
+    recorded = release / "recorded.json"
+    recorded.chmod(0o644)
+    recorded.write_text(recorded.read_text()[:50])
+    assert steps(staged.json("plan", "local.yaml")) == ["start"]
