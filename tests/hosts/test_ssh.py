@@ -67,8 +67,7 @@ def test_a_host_without_a_whole_deploy_says_so_and_what_goes_on_with_it(ready: H
             pass
         assert "/usr/bin/python3 lacks pydantic" in caught.value.message
         assert caught.value.hint == f"ddtoolkit deploy profile NAME -i INVENTORY --limit ready {goes}"
-        ready.root(["rm", "-r", "/opt/ddtoolkit"])
-    ready.root(["mkdir", "-p", "/opt/ddtoolkit"])
+        ready.root(["rm", "-rf", "/opt/ddtoolkit"])
 
 
 def test_an_unknown_key_is_refused_until_it_is_trusted(ready: Host, tmp_path: Path) -> None:
