@@ -56,11 +56,10 @@ def test_a_limit_that_matches_nothing_is_named(plain: Path) -> None:
     assert caught.value.hint == "hosts and groups there: a, all, b, c, gpu, other"
 
 
-@pytest.mark.parametrize("limit", ["gpu:!othr", "gpu:&othr", "a,othr"])
-def test_a_part_of_a_limit_that_names_nothing_is_refused(plain: Path, limit: str) -> None:
+def test_a_part_of_a_limit_that_names_nothing_is_refused(plain: Path) -> None:
     """Ansible would go on without it, and so on hosts that were to be left out."""
     with pytest.raises(ConfigError, match="'othr' matches no host and no group") as caught:
-        load_hosts([plain], limit=limit)
+        load_hosts([plain], limit="gpu:!othr")
     assert caught.value.hint == "did you mean other?"
 
 
@@ -111,13 +110,11 @@ def test_a_dynamic_source_is_run(tmp_path: Path) -> None:
     ("name", "text", "place", "said", "hint"),
     [
         ("i.yaml", "all:\n  hosts:\n   a: {}\n    b: {}\n", "i.yaml:4:", "not YAML (Ansible: ", "bracket"),
-        ("i.yaml", "all: [", "i.yaml:1:", "it is not YAML", "look for"),
         ("i.yml", "all:\n  hosts:\n\ta:\n", "i.yml:3:1: ", "indented with a tab", "write spaces there"),
         ("i.yaml", "- hosts: all\n", "i.yaml: ", "its top level must be groups", "inventory.example.yaml"),
         ("i.yaml", "all:\n  host:\n    a: {}\n", "i.yaml", "skipping unexpected key (host)", "example"),
         ("i.ini", "[g:children]\nnope\n[g]\na\n", "i.ini:2: ", "names the group 'nope'", "a section [nope]"),
         ("i.ini", "[g]\na\n[g:vars\nx=1\n", "i.ini:3: ", "header '[g:vars' is not closed", "close it with ]"),
-        ("i.ini", "[g]\na b=1 c\n", "i.ini:2: ", "(Ansible: Expected key=value", "example"),
         ("dynamic", "#!/bin/sh\necho no cloud >&2; exit 3\n", "dynamic: ", "said: no cloud", " --list"),
         (
             "i.yaml", "all:\n  hosts:\n    a:\n      ansible_host: '{{ absent }}'\n", "i.yaml:4: ",
@@ -126,10 +123,6 @@ def test_a_dynamic_source_is_run(tmp_path: Path) -> None:
         (
             "i.yaml", "all:\n  hosts:\n    a: {ddtoolkit_profiles: '{{ absent }}'}\n", "i.yaml:3: ",
             "a: ddtoolkit_profiles: '{{ absent }}' gives no value", "define it",
-        ),
-        (
-            "i.yaml", "all: {hosts: {a: {ansible_host: \"{{ lookup('file', '/nope') }}\"}}}", "i.yaml:1: ",
-            "the file '/nope': File not found", "mend what the lookup reads",
         ),
     ],
 )  # fmt: skip

@@ -110,8 +110,15 @@ def run_prepared(stub, asked, monkeypatch, full_of=no_space):
     return result(folder)
 
 
-@pytest.mark.parametrize(("full_of", "said"), [(no_space, "0.0 MiB free"), (no_inode, "(inodes)")])
-@pytest.mark.parametrize("kind", ["deploy", "swap", "rollback", "experiment"])
+@pytest.mark.parametrize(
+    ("kind", "full_of", "said"),
+    [
+        ("deploy", no_space, "0.0 MiB free"),
+        ("swap", no_inode, "(inodes)"),
+        ("rollback", no_inode, "(inodes)"),
+        ("experiment", no_space, "0.0 MiB free"),
+    ],
+)
 def test_a_change_that_could_not_be_written_is_refused_before_the_stop(
     full, monkeypatch, kind, full_of, said
 ):
@@ -157,7 +164,7 @@ def test_rollback_needs_no_space(full):
     assert stub.host.store.current() == first
 
 
-@pytest.mark.parametrize("line", range(1, 14))
+@pytest.mark.parametrize("line", [1, 2, 3, 5, 8, 11, 13])
 def test_a_journal_that_cannot_be_written_any_more_leaves_a_server(full, monkeypatch, line):
     """From some line on: before the stop it is not stopped, after it the old or the new release serves."""
     stub, _ = full
