@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -25,13 +26,13 @@ options:
     description: What to do.
     type: str
     required: true
-    choices: [deploy, swap, rollback, start, stop, restart, uninstall]
+    choices: [deploy, preflight, doctor, swap, rollback, start, stop, restart, uninstall]
   service:
     description: Name of the service, which is the name of its profile.
     type: str
     required: true
   profile:
-    description: The resolved profile; needed for C(deploy).
+    description: The resolved profile; needed for C(deploy) and C(preflight).
     type: dict
   sources:
     description: Files that the profile was read from, base64, by name; kept with the release.
@@ -57,6 +58,22 @@ options:
     description:
       - Do not compare with the release before; with C(rollback), hold later changes against this judgement of
         the release, not against its first one.
+    type: bool
+    default: false
+  doctor:
+    description: What the host is examined for, and what it is loaded with; for C(doctor) and C(preflight).
+    type: dict
+  ignored:
+    description: Checks of the doctor whose failures do not count; the history of a C(deploy) has them.
+    type: list
+    elements: str
+    default: []
+  load:
+    description: With C(doctor), also measure copies over PCIe and all-reduces, on GPUs that nobody uses.
+    type: bool
+    default: false
+  disruptive:
+    description: With I(load), also on GPUs that are in use.
     type: bool
     default: false
   lock_wait:
@@ -97,6 +114,11 @@ plan:
   description: The steps of a deploy, with their reasons.
   returned: operation is deploy
   type: dict
+findings:
+  description: Warnings and failures of the doctor, a line each.
+  returned: operation is doctor or preflight
+  type: list
+  elements: str
 outcome:
   description: How the change ended; null where there was nothing to do.
   returned: something was changed
@@ -109,6 +131,7 @@ release:
 
 AGENT = "/opt/ddtoolkit/bin/ddtoolkit-agent"
 GOOD = "committed"
+EXAMINED = 180.0  # seconds, far above all that the doctor waits for
 BEAT = 5.0  # seconds, as toolkit.hostside.protocol has it
 
 
@@ -157,9 +180,7 @@ class Agent:
             if "result" in message:
                 return message["result"]
             if "error" in message:
-                error = message["error"]
-                hint = f"; next: {error['hint']}" if error["hint"] else ""
-                raise AgentError(f"{error['message']}{hint}")
+                raise AgentError(said(message["error"]["message"], message["error"]["hint"]))
         raise AgentError("the agent ended without an answer")
 
     def close(self) -> None:
@@ -180,8 +201,80 @@ def deploy(agent: Agent, given: dict[str, Any], *, check: bool) -> dict[str, Any
     shown = {"changed": not plan["empty"], "plan": plan, "diff": {"prepared": "\n".join(changes)}}
     if check or plan["empty"]:
         return shown
-    options = {"lock_wait": given["lock_wait"], "new_baseline": given["new_baseline"]}
+    options = {name: given[name] for name in ("lock_wait", "new_baseline", "ignored")}
     return shown | agent.ask("deploy", {**wanted, **options, "current": planned["current"]})
+
+
+def preflight(given: dict[str, Any], command: list[str], environment: dict[str, str]) -> dict[str, Any]:
+    """Let the doctor look before a deploy that has something to do, as it has where no agent can run yet."""
+    if not Path(command[0]).exists():
+        return examined(given, actions=["provision"], refuse=True)
+    agent = Agent(command, environment)
+    wanted = {name: given[name] for name in ("profile", "sources", "secrets", "service", "who", "ignored")}
+    plan = agent.ask("plan", wanted)["plan"]
+    if plan["empty"]:
+        agent.close()
+        return {"changed": False, "findings": [], "msg": "nothing to do"}
+    report = agent.ask("preflight", {**wanted, "actions": [step["action"] for step in plan["steps"]]})
+    agent.close()
+    return {"changed": False, "findings": lines(report)}
+
+
+def examined(given: dict[str, Any], *, actions: list[str], refuse: bool = False) -> dict[str, Any]:
+    """What the doctor finds, run under this module's own Python, which has nothing installed.
+
+    Raises:
+        AgentError: something fails that counts; with `refuse` as a deploy says it.
+    """
+    request = {**given["doctor"]["examination"], "ignored": given["ignored"], "actions": actions}
+    limit = EXAMINED
+    if refuse:  # what checkpoints have to come is the plan's business
+        request["request"] = {**request["request"], "weights": []}
+    load = given["doctor"]["load"]
+    if given["load"] and load is not None:
+        request["load"] = {**load, "disruptive": given["disruptive"]}
+        limit += 2 * load["limit"]
+    answer = ran([sys.executable, "-P", "-m", "toolkit.doctor"], given["tool"], request, limit)
+    if "error" in answer:
+        raise AgentError(said(answer["error"], answer["hint"]))
+    if refuse and answer["refusal"]:
+        raise AgentError(said(*answer["refusal"]))
+    if answer["failures"]:
+        raise AgentError("\n".join(answer["failures"]))
+    return {"changed": False, "findings": lines(answer["report"]), "report": answer["report"]}
+
+
+def ran(command: list[str], tool: str, request: dict[str, Any], limit: float) -> dict[str, Any]:
+    """The last object that a module of the toolkit writes."""
+    environment = {**os.environ, "LC_ALL": "C.UTF-8", "PYTHONPATH": tool}
+    text = json.dumps(request) + "\n"
+    try:
+        done = subprocess.run(
+            command,
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=limit,
+            cwd="/",
+            env=environment,
+            check=True,
+        )
+        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, LookupError) as error:
+        raise AgentError(f"the doctor failed: {error}; it needs Python 3.11 or newer") from error
+    return answer
+
+
+def lines(report: dict[str, Any]) -> list[str]:
+    """Warnings and failures."""
+    found = [item for item in report["findings"] if item["level"] in ("warn", "fail")]
+    return [f"{item['level']}: {item['check']}: {item['seen']}" for item in found]
+
+
+def said(message: str, hint: str | None) -> str:
+    """An error with its next step; what the command takes as an option is a variable here."""
+    words = (hint or "").replace("--ignore-check", "ddtoolkit_ignore_checks:")
+    return f"{message}; next: {words}" if words else message
 
 
 def change(agent: Agent, given: dict[str, Any], *, check: bool) -> dict[str, Any]:
@@ -212,7 +305,17 @@ def main() -> None:
             "operation": {
                 "type": "str",
                 "required": True,
-                "choices": ["deploy", "swap", "rollback", "start", "stop", "restart", "uninstall"],
+                "choices": [
+                    "deploy",
+                    "preflight",
+                    "doctor",
+                    "swap",
+                    "rollback",
+                    "start",
+                    "stop",
+                    "restart",
+                    "uninstall",
+                ],
             },
             "service": {"type": "str", "required": True},
             "profile": {"type": "dict"},
@@ -222,12 +325,21 @@ def main() -> None:
             "release": {"type": "str"},
             "purge": {"type": "bool", "default": False},
             "new_baseline": {"type": "bool", "default": False},
+            "doctor": {"type": "dict"},
+            "ignored": {"type": "list", "elements": "str", "default": []},
+            "load": {"type": "bool", "default": False},
+            "disruptive": {"type": "bool", "default": False},
             "lock_wait": {"type": "float", "default": 0},
             "who": {"type": "str", "required": True},
             "tool": {"type": "path"},
             "python": {"type": "path"},
         },
-        required_if=[("operation", "deploy", ("profile",)), ("operation", "swap", ("set",))],
+        required_if=[
+            ("operation", "deploy", ("profile",)),
+            ("operation", "preflight", ("profile", "doctor", "tool")),
+            ("operation", "doctor", ("doctor", "tool")),
+            ("operation", "swap", ("set",)),
+        ],
         required_together=[("tool", "python")],
         supports_check_mode=True,
     )
@@ -236,9 +348,15 @@ def main() -> None:
     if given["tool"]:
         command = [given["python"], "-P", "-m", "toolkit.hostside"]
         environment["PYTHONPATH"] = given["tool"]
-    if module.check_mode and not Path(command[0]).exists():
-        module.exit_json(changed=True, msg="nothing of the toolkit is there yet")
     try:
+        if given["operation"] in ("preflight", "doctor"):
+            if module.check_mode:
+                module.exit_json(changed=False, findings=[], msg="a host is not looked at in check mode")
+            looks = given["operation"] == "doctor"
+            found = examined(given, actions=[]) if looks else preflight(given, command, environment)
+            module.exit_json(**found)
+        if module.check_mode and not Path(command[0]).exists():
+            module.exit_json(changed=True, msg="nothing of the toolkit is there yet")
         agent = Agent(command, environment)
         work = deploy if given["operation"] == "deploy" else change
         result = work(agent, given, check=module.check_mode)

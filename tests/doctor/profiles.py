@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from toolkit.doctor.wanted import Wanted, wanted_of
 from toolkit.profile.loading import load_profile
-from toolkit.profile.schema import Profile
 
 PCIE, B300 = "rtx-pro-6000-pcie-8x", "b300-nvlink-8x"
 
 
-def profile(name: str, *sets: str) -> Profile:
-    """A profile with `KEY=VALUE` changed."""
-    return load_profile(name, sets=("host.min_free_disk=512MiB", *sets)).profile
+def profile(name: str, *sets: str) -> Wanted:
+    """What a profile wants, with `KEY=VALUE` changed."""
+    return wanted_of(load_profile(name, sets=("host.min_free_disk=512MiB", *sets)).profile)

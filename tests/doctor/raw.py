@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.doctor import loads
 from tests.doctor.recorded import Site, addresses, files
 
 
@@ -59,6 +60,7 @@ def raw(site: Site, **changes: Any) -> dict[str, Any]:
         "modules": list(site.modules),
         "sandbox": {"user": "ddtoolkit", "seen": inside, "why": ""},
         "weights": None,
+        "load": loads.healthy(site),
     }
     for name, value in changes.items():
         if name.startswith("command_"):

@@ -126,6 +126,7 @@ def test_bridges_above_a_gpu() -> None:
     assert (port.address, port.redirects, port.width, port.max_width) == (
         "0000:40:01.1", ["CmpltRedir", "ReqRedir"], 8, 16,
     )  # fmt: skip
+    assert port.max_speed == 16.0
     assert (switch.address, switch.redirects) == ("0000:41:00.0", [])
     (denied,) = bridges_above(devices, "0000:61:00.0")
     assert denied.acs is None

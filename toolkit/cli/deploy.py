@@ -101,13 +101,15 @@ def deploy_profile(
                 "--json changes nothing without --yes", hint="add --yes, or use ddtoolkit plan --json"
             )
         confirm_undone({HERE: describe(prepared.plan.undone_swaps)}, yes=yes)
-        from toolkit.doctor.preflight import preflight_here
+        from toolkit.doctor.ask import report_here
+        from toolkit.doctor.preflight import mended_by, preflight
+        from toolkit.doctor.request import examination
         from toolkit.profile.secrets import require_secrets
 
         if prepared.plan.has("release"):
             require_secrets(profile)
-        actions = [item.action for item in prepared.plan.steps]
-        preflight_here(profile, watcher.step, actions=actions, ignored=ignored or ())
+        passed_over = (*(ignored or ()), *mended_by(item.action for item in prepared.plan.steps))
+        preflight(report_here(examination(profile, weights=False, ignored=passed_over)), watcher.step)
         judging = Judging(new_baseline=new_baseline)
         outcome = deploy(prepared, watcher, lock_wait=lock_wait, judging=judging, ignored=ignored or ())
     _finish(prepared, outcome, as_json=as_json)

@@ -121,7 +121,9 @@ def deploy(
         confirm_undone(undone, yes=manner.yes)
         options = {"lock_wait": manner.lock_wait, "new_baseline": new_baseline, "ignored": list(ignored)}
         with Board([host.name for host in hosts], verbose=manner.verbose) as board:
-            plans = examine(resolved.profile, connections, plans, board.tell, ignored=ignored, limit=limit)
+            plans = examine(
+                resolved.profile, wanted, connections, plans, board.tell, ignored=ignored, limit=limit
+            )
             plans = provision(wanted, where.inventory, plans, board.tell)
             plans = equip(
                 wanted.bare, wanted.args(), connections, plans, board.tell, command=command, limit=limit

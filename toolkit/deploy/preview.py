@@ -11,6 +11,7 @@ from toolkit.build.libraries.detached import MODULE
 from toolkit.build.libraries.install import interpreter
 from toolkit.deploy.libraries import arguments, lock_for
 from toolkit.deploy.locate import layout_of
+from toolkit.doctor.request import examination, load_request
 from toolkit.errors import ToolkitError
 from toolkit.layout import PYTHON, TOOL
 from toolkit.profile.loading import ResolvedProfile
@@ -27,8 +28,9 @@ def playbook_settings(resolved: ResolvedProfile) -> dict[str, Any]:
         `directories`, `packages`, `min_free_bytes`, `user` and `home` for provisioning; `gpu_host` for
         `gpu.yml`, null where the profile names no driver; `tool` (folder on the
         host, name of the archive), `libraries` (module and arguments; empty where an interpreter has them)
-        and `python` for the build; `weights` (a request a checkpoint) for fetching them; `profile` and
-        `sources` (base64) for the installation.
+        and `python` for the build; `weights` (a request a checkpoint) for fetching them; `doctor` (what a
+        host is examined for, and what it is loaded with); `profile` and `sources` (base64) for the
+        installation.
     """
     profile = resolved.profile
     layout = layout_of(profile)
@@ -44,6 +46,7 @@ def playbook_settings(resolved: ResolvedProfile) -> dict[str, Any]:
         "libraries": [] if lock is None else [MODULE, *arguments(profile, lock)],
         "python": python,
         "weights": weights.requests(profile),
+        "doctor": {"examination": examination(profile), "load": load_request(profile)},
         "profile": resolved.data,
         "sources": {
             item.path.name: base64.b64encode(item.path.read_bytes()).decode() for item in resolved.sources

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from toolkit.doctor.checks import driver, gpus, inside, joined, machine, pcie
+from toolkit.doctor.checks import collective, driver, gpus, inside, joined, load, machine, pcie
 from toolkit.doctor.facts import Facts
 from toolkit.doctor.finding import Result
+from toolkit.doctor.wanted import Wanted
 from toolkit.errors import ConfigError
-from toolkit.profile.schema import Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +22,16 @@ class Check:
         name: for `--ignore-check`.
         run: what it finds; a pure function.
         needs: what makes it concern a profile: `gpu`, `gpus` (several), `nvlink`, `systemd`, `sglang`.
-        about: what it has nothing to say without: an answer of the `driver`, or any of the `gpus` used.
+        about: what it has nothing to say without: an answer of the `driver`, any of the `gpus` used, or a
+            `load` on them.
     """
 
     name: str
-    run: Callable[[Facts, Profile], Iterator[Result]]
+    run: Callable[[Facts, Wanted], Iterator[Result]]
     needs: tuple[str, ...] = ()
-    about: Literal["host", "driver", "gpus"] = "host"
+    about: Literal["host", "driver", "gpus", "load"] = "host"
 
-    def unconcerned(self, profile: Profile) -> str | None:
+    def unconcerned(self, profile: Wanted) -> str | None:
         """Why it does not concern a profile; None where it does."""
         hardware, service = profile.hardware, profile.service
         lacks = {
@@ -64,6 +65,9 @@ CHECKS = (
     Check("nvlink", joined.nvlink, ("gpu", "nvlink"), about="gpus"),
     Check("fabric", joined.fabric, ("gpu", "nvlink"), about="gpus"),
     Check("fabric-manager", joined.fabric_manager, ("gpu", "nvlink")),
+    Check("pcie-bandwidth", load.bandwidth, ("gpu",), about="load"),
+    Check("p2p-bandwidth", load.p2p_bandwidth, ("gpu", "gpus"), about="load"),
+    Check("all-reduce", collective.all_reduce, ("gpu", "gpus"), about="load"),
     Check("sandbox", inside.visible, ("systemd",)),
     Check("limits", inside.limits, ("systemd",)),
     Check("cache", inside.cache, ("systemd",)),
@@ -78,12 +82,14 @@ CHECKS = (
 )
 
 
-def silent(check: Check, facts: Facts, profile: Profile) -> str | None:
+def silent(check: Check, facts: Facts, profile: Wanted) -> str | None:
     """Why a check has nothing to say on a host; None where it has."""
     if check.about != "host" and facts.smi is None:
         return "the driver does not answer"
-    if check.about == "gpus" and not facts.used(profile):
+    if check.about in ("gpus", "load") and not facts.used(profile):
         return "no GPU is seen"
+    if check.about == "load" and facts.load is None:
+        return "it is measured with --load alone"
     return None
 
 

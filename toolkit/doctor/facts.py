@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from toolkit.doctor.load.result import Load
 from toolkit.doctor.parse.pci import Device, parse_lspci
 from toolkit.doctor.parse.smi import Gpu, Smi, parse_smi
 from toolkit.doctor.parse.topology import Matrix, parse_matrix
-from toolkit.profile.schema import Profile
+from toolkit.doctor.wanted import Wanted
 
 _NOTHING: dict[str, Any] = {"out": "", "err": "", "status": None, "why": "missing"}
 
@@ -66,6 +67,12 @@ class Facts:
         return frozenset(self.raw.get("modules", ()))
 
     @property
+    def load(self) -> Load | None:
+        """What was measured under load; None where that was not asked for."""
+        found: Load | None = self.raw.get("load")
+        return found
+
+    @property
     def own(self) -> Sequence[int]:
         """Processes of the service."""
         return list(self.raw["own"])
@@ -75,11 +82,24 @@ class Facts:
         """Whether the host is itself a container, which cannot grant every limit."""
         return self.command("container")["out"].strip() not in ("", "none")
 
-    def used(self, profile: Profile) -> list[Gpu]:
-        """The GPUs that the service uses: those of CUDA_VISIBLE_DEVICES, else the first ones."""
+    def used(self, profile: Wanted) -> list[Gpu]:
+        """The GPUs that the service uses, in its order: those of CUDA_VISIBLE_DEVICES, else the first ones.
+
+        As CUDA reads it (programming guide, environment variables): the beginning of a UUID stands for it,
+        and what names no GPU ends the list.
+        """
         gpus = () if self.smi is None else self.smi.gpus
         visible = profile.service.environment.get("CUDA_VISIBLE_DEVICES")
         if visible is None:
             return list(gpus[: profile.hardware.count])
-        names = [name.strip() for name in visible.split(",")]
-        return [gpu for gpu in gpus if str(gpu.index) in names or gpu.uuid in names]
+        found: list[Gpu] = []
+        for name in (part.strip() for part in visible.split(",")):
+            named = [gpu for gpu in gpus if name and (str(gpu.index) == name or _begins(gpu.uuid, name))]
+            if len(named) != 1 or named[0] in found:
+                break
+            found += named
+        return found
+
+
+def _begins(uuid: str, name: str) -> bool:
+    return name.startswith("GPU-") and uuid.startswith(name)

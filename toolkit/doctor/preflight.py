@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
-from toolkit.doctor.ask import facts_here
-from toolkit.doctor.report import Report, judge
-from toolkit.doctor.request import request_for
+from toolkit.doctor.report import Report
 from toolkit.errors import ToolkitError
-from toolkit.profile.schema import Profile
 
 # What fails only until the deploy's own provisioning has set it right: owner and mode of the cache.
 MENDED = {"provision": ("cache",)}
@@ -19,28 +16,20 @@ def mended_by(actions: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for action in actions for name in MENDED.get(action, ()))
 
 
-def preflight_here(
-    profile: Profile,
-    step: Callable[[str, str], None],
-    *,
-    actions: Iterable[str] = (),
-    ignored: Sequence[str] = (),
-) -> None:
-    """Look at this machine before a deploy.
+def preflight(report: Report, step: Callable[[str, str], None], host: str = "") -> None:
+    """Go on with a deploy only where the doctor found nothing that would fail.
 
     Args:
-        profile: the profile.
-        step: told what was found.
-        actions: the steps of the plan.
-        ignored: names of checks whose failures do not count.
+        report: what was found, before the deploy.
+        step: told of it.
+        host: the host's name, "" for this machine.
 
     Raises:
         ToolkitError: a check fails; says all that do.
     """
-    passed_over = (*ignored, *mended_by(actions))
-    report = judge(facts_here(request_for(profile, weights=False)), profile, ignored=passed_over)
     step("doctor", summary_of(report))
-    require_sound(report)
+    if (why := refusal(report, host)) is not None:
+        raise why
 
 
 def summary_of(report: Report) -> str:
@@ -54,23 +43,20 @@ def summary_of(report: Report) -> str:
     return "; ".join(parts)
 
 
-def require_sound(report: Report, host: str = "") -> None:
-    """Refuse a host with failures that count.
+def refusal(report: Report, host: str = "") -> ToolkitError | None:
+    """Why a host with these findings is not touched; None where nothing that counts fails.
 
     Args:
         report: what was found.
         host: its name, "" for this machine.
-
-    Raises:
-        ToolkitError: a check fails.
     """
     if not report.failures:
-        return
+        return None
     front = f"{host}: " if host else ""
-    lines = [f"{front}{item}" + (f"; fix: {item.fix}" if item.fix else "") for item in report.failures]
+    lines = [f"{front}{line}" for line in report.lines()]
     names = dict.fromkeys(item.check for item in report.failures)
     past = " ".join(f"--ignore-check {name}" for name in names)
-    raise ToolkitError(
+    return ToolkitError(
         "\n".join([f"{front}nothing was touched, since the doctor found what would fail:", *lines]),
         hint=f"mend it, or deploy all the same with {past}",
     )

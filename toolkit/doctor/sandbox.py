@@ -26,6 +26,15 @@ def _python() -> str:
     return PYTHON if Path(PYTHON).exists() else sys.executable
 
 
+def user_for(name: str) -> str:
+    """The service's user, or who stands in until it is made: any other without rights sees the same."""
+    try:
+        pwd.getpwnam(name)
+    except KeyError:
+        return _STAND_IN
+    return name
+
+
 def look(wanted: Mapping[str, Any]) -> dict[str, Any]:
     """What the probe saw inside.
 
@@ -36,11 +45,7 @@ def look(wanted: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         `user` it ran as, `seen` (the probe's answer, None without one) and `why` there is none.
     """
-    user = wanted["user"]
-    try:
-        pwd.getpwnam(user)
-    except KeyError:
-        user = _STAND_IN  # provisioning creates it; any other without rights sees the same
+    user = user_for(wanted["user"])
     name = f"ddtoolkit-doctor.{secrets.token_hex(4)}.service"
     words = ["systemd-run", "--quiet", "--collect", "--wait", "--pipe", "--no-ask-password", f"--unit={name}"]
     words += [f"--property={item}" for item in (*wanted["properties"], f"User={user}")]

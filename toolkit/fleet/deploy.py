@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.deploy.locate import layout_of
-from toolkit.doctor.ask import facts_of
-from toolkit.doctor.preflight import mended_by, require_sound, summary_of
-from toolkit.doctor.report import judge
-from toolkit.doctor.request import request_for
+from toolkit.doctor.ask import report_of
+from toolkit.doctor.preflight import mended_by, preflight
+from toolkit.doctor.request import examination
 from toolkit.fleet.bare import Bare, bare_of, with_bare
 from toolkit.fleet.change import change_in_turn
 from toolkit.fleet.connections import Connections
@@ -88,6 +87,7 @@ def plan_everywhere(
 
 def examine(
     profile: Profile,
+    wanted: Desired,
     connections: Connections,
     plans: Sequence[HostResult],
     tell: TellHost,
@@ -99,22 +99,18 @@ def examine(
 
     Where it finds on one what would fail, no host is begun.
     """
-    names = [item.host for item in plans if item.value and not item.value["plan"]["empty"]]
-    bare = {item.host for item in plans if item.value and item.value.get("bare")}
-    request = request_for(profile, weights=False)
-    actions = {
-        item.host: [step["action"] for step in item.value["plan"]["steps"]] for item in plans if item.value
-    }
+    planned = {item.host: item.value for item in plans if item.value}
+    names = [name for name, value in planned.items() if not value["plan"]["empty"]]
 
     def one(name: str) -> Any:
-        if name in bare:
-            facts = facts_of(connections.hosts[name], request)
-        else:
-            facts = connections.call(name, "facts", {"request": request})
-        report = judge(facts, profile, ignored=(*ignored, *mended_by(actions[name])))
-        tell(name, {"step": ["doctor", summary_of(report)]})
-        require_sound(report, name)
-        return report
+        actions = [step["action"] for step in planned[name]["plan"]["steps"]]
+        if not planned[name].get("bare"):
+            args = {"profile": wanted.data, "actions": actions, "ignored": list(ignored), "host": name}
+            return connections.call(name, "preflight", args, partial(tell, name))
+        asked = examination(profile, weights=False, ignored=(*ignored, *mended_by(actions)))
+        report = report_of(connections.hosts[name], asked)
+        preflight(report, lambda *step: tell(name, {"step": list(step)}), name)
+        return report.to_json()
 
     found = {item.host: item for item in at_once(names, one, limit=limit)}
     bad = next((name for name, item in found.items() if item.error is not None), None)

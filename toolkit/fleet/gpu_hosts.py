@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from toolkit.doctor.ask import facts_of
-from toolkit.doctor.report import judge
-from toolkit.doctor.request import request_for
+from toolkit.doctor.ask import report_of
+from toolkit.doctor.request import examination
 from toolkit.errors import EXIT_DIFFERENT, ToolkitError
 from toolkit.fleet.drain import TellHost
 from toolkit.fleet.many import in_turn
@@ -107,14 +106,13 @@ def examine(profile: Profile, hosts: Mapping[str, Host], name: str, *, ignored: 
         UnreachableError: the host cannot be reached.
         ToolkitError: a check fails, and is not among `ignored`; says all that do.
     """
-    report = judge(facts_of(hosts[name], request_for(profile, weights=False)), profile, ignored=ignored)
+    report = report_of(hosts[name], examination(profile, weights=False, ignored=ignored))
     if report.failures:
-        lines = [f"{item}; fix: {item.fix}" if item.fix else str(item) for item in report.failures]
         past = " ".join(
             f"--ignore-check {check}" for check in dict.fromkeys(i.check for i in report.failures)
         )
         raise ToolkitError(
-            "\n".join([f"{name}: it was made ready, but the doctor finds:", *lines]),
+            "\n".join([f"{name}: it was made ready, but the doctor finds:", *report.lines()]),
             hint=f"mend it, or go on all the same with {past}",
         )
     return report.to_json()

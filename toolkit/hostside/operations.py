@@ -25,7 +25,11 @@ from toolkit.deploy.locate import (
 )
 from toolkit.deploy.prepare import Prepared, prepare
 from toolkit.deploy.watch import observe
-from toolkit.doctor.collect import collect
+from toolkit.doctor.catalogue import require_known
+from toolkit.doctor.examine import examine
+from toolkit.doctor.preflight import mended_by
+from toolkit.doctor.preflight import preflight as before_deploy
+from toolkit.doctor.request import examination
 from toolkit.drift.find import find
 from toolkit.errors import ConfigError, ToolkitError
 from toolkit.hostside import command
@@ -273,9 +277,14 @@ def drift(args: Args, _: Send = _nobody) -> list[dict[str, Any]]:
     return [item.to_json() for item in find(service, args.get("profile"))]
 
 
-def facts(args: Args, _: Send = _nobody) -> dict[str, Any]:
-    """What the doctor judges, gathered here; changes nothing."""
-    return collect(args["request"])
+def preflight(args: Args, send: Send) -> dict[str, Any]:
+    """Let the doctor look at this host before a deploy of `profile`; fails where something would."""
+    profile = profile_from_data(args["profile"])
+    ignored = [*args.get("ignored", ()), *mended_by(args["actions"])]
+    require_known(args.get("ignored", ()))
+    report = examine(examination(profile, weights=False, ignored=ignored))
+    before_deploy(report, _watcher(send).step, args.get("host") or "")
+    return report.to_json()
 
 
 def reserve(args: Args, send: Send) -> dict[str, Any]:
@@ -355,7 +364,7 @@ OPERATIONS: dict[str, Callable[[Args, Send], Any]] = {
     "history": past,
     "logs": logs,
     "drift": drift,
-    "facts": facts,
+    "preflight": preflight,
     "reserve": reserve,
     "follow": follow,
     "lock_show": lock_show,

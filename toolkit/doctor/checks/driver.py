@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from toolkit.doctor.facts import Facts
 from toolkit.doctor.finding import Result, bad, good, skipped, warning
 from toolkit.doctor.parse import host
+from toolkit.doctor.wanted import Wanted
 from toolkit.hardware.catalogue import oldest_driver
-from toolkit.profile.schema import Profile
 
 _SHOWN = 4
 _VERSION = "/proc/driver/nvidia/version"
 _HOLD = "apt-mark hold {names}: an upgrade would replace the library under the loaded module"
 
 
-def driver(facts: Facts, _: Profile) -> Iterator[Result]:
+def driver(facts: Facts, _: Wanted) -> Iterator[Result]:
     """Driver answers, and its kernel module and library have one version."""
     answer = facts.command("smi")
     module = host.module_version(facts.file(_VERSION))
@@ -50,7 +50,7 @@ def _versions(driver: str | None, module: str | None, libraries: list[str]) -> I
         yield good(f"driver {driver}")
 
 
-def cuda(facts: Facts, profile: Profile) -> Iterator[Result]:
+def cuda(facts: Facts, profile: Wanted) -> Iterator[Result]:
     """The driver is new enough for the CUDA version that the engine is built for."""
     hardware = profile.hardware
     version = None if facts.smi is None else facts.smi.driver
@@ -70,7 +70,7 @@ def cuda(facts: Facts, profile: Profile) -> Iterator[Result]:
         yield good(f"driver {version} runs CUDA up to {newest}")
 
 
-def nouveau(facts: Facts, _: Profile) -> Iterator[Result]:
+def nouveau(facts: Facts, _: Wanted) -> Iterator[Result]:
     """Nouveau is not loaded beside or instead of NVIDIA's driver."""
     bound = [
         address
@@ -85,7 +85,7 @@ def nouveau(facts: Facts, _: Profile) -> Iterator[Result]:
         yield good("nouveau is not loaded")
 
 
-def packages(facts: Facts, profile: Profile) -> Iterator[Result]:
+def packages(facts: Facts, profile: Wanted) -> Iterator[Result]:
     """The driver's packages are held, and no pinned one changes the branch unseen."""
     answer = facts.command("packages")
     if answer["why"]:
@@ -104,7 +104,7 @@ def packages(facts: Facts, profile: Profile) -> Iterator[Result]:
         yield warning(seen, "the driver's packages on hold", _HOLD.format(names=" ".join(loose)))
 
 
-def _branches(installed: list[host.Package], profile: Profile) -> Iterator[Result]:
+def _branches(installed: list[host.Package], profile: Wanted) -> Iterator[Result]:
     """A pinned package of another driver branch: its module is loaded by the next boot only."""
     now = {item.name: item.version for item in installed}
     for package in profile.host.packages:

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from toolkit.doctor.facts import Facts
 from toolkit.doctor.finding import Result, bad, good, warning
 from toolkit.doctor.parse.smi import Gpu
+from toolkit.doctor.users import HELD_MIB, named
+from toolkit.doctor.wanted import Wanted
 from toolkit.hardware.catalogue import find_gpu
-from toolkit.profile.schema import Profile
 
 _MIB_IN_GIB = 1024
 # The driver keeps less than 1% to itself; a card of the next smaller size is more than 10% smaller.
 _MEMORY_SLACK = 0.97
-_HELD_MIB = 1024  # what an idle GPU never uses
 
 
-def count(facts: Facts, profile: Profile) -> Iterator[Result]:
+def count(facts: Facts, profile: Wanted) -> Iterator[Result]:
     """As many GPUs as the profile uses."""
     there = 0 if facts.smi is None else len(facts.smi.gpus)
     wanted, used = profile.hardware.count, len(facts.used(profile))
@@ -31,7 +31,7 @@ def count(facts: Facts, profile: Profile) -> Iterator[Result]:
     yield bad(seen, f"{wanted} GPUs", fix)
 
 
-def model(facts: Facts, profile: Profile) -> Iterator[Result]:
+def model(facts: Facts, profile: Wanted) -> Iterator[Result]:
     """They are the model that the profile names, all of them."""
     names = sorted({gpu.name for gpu in facts.used(profile)})
     wanted = profile.hardware.gpu
@@ -47,7 +47,7 @@ def model(facts: Facts, profile: Profile) -> Iterator[Result]:
         yield bad(seen, wanted, fix)
 
 
-def memory(facts: Facts, profile: Profile) -> Iterator[Result]:
+def memory(facts: Facts, profile: Wanted) -> Iterator[Result]:
     """Each has the memory that the profile counts with."""
     gpus = facts.used(profile)
     sizes = sorted({gpu.memory_mib for gpu in gpus if gpu.memory_mib is not None})
@@ -62,7 +62,7 @@ def memory(facts: Facts, profile: Profile) -> Iterator[Result]:
         yield good(f"{seen} each")
 
 
-def ecc(facts: Facts, profile: Profile) -> Iterator[Result]:
+def ecc(facts: Facts, profile: Wanted) -> Iterator[Result]:
     """No GPU has memory errors that are not repaired."""
     gpus, fine = facts.used(profile), True
     for gpu in gpus:
@@ -109,7 +109,7 @@ def _errors(gpu: Gpu) -> Iterator[Result]:
         )
 
 
-def mig(facts: Facts, profile: Profile) -> Iterator[Result]:
+def mig(facts: Facts, profile: Wanted) -> Iterator[Result]:
     """No GPU is split into instances."""
     split = [gpu for gpu in facts.used(profile) if gpu.mig]
     if split:
@@ -119,7 +119,7 @@ def mig(facts: Facts, profile: Profile) -> Iterator[Result]:
         yield good("MIG is off")
 
 
-def persistence(facts: Facts, profile: Profile) -> Iterator[Result]:
+def persistence(facts: Facts, profile: Wanted) -> Iterator[Result]:
     """The driver keeps each GPU initialised, as the device itself says."""
     off = [gpu for gpu in facts.used(profile) if gpu.persistence is False]
     if off:
@@ -131,7 +131,7 @@ def persistence(facts: Facts, profile: Profile) -> Iterator[Result]:
         yield good("persistence mode is on")
 
 
-def processes(facts: Facts, profile: Profile) -> Iterator[Result]:
+def processes(facts: Facts, profile: Wanted) -> Iterator[Result]:
     """Nobody but the service itself is on the GPUs that it uses."""
     gpus, own, found = facts.used(profile), set(facts.own), False
     for gpu in gpus:
@@ -140,10 +140,9 @@ def processes(facts: Facts, profile: Profile) -> Iterator[Result]:
                 continue
             found = True
             about = facts.raw["processes"].get(str(process.pid)) or {}
-            by = f" of {about['user']}" if about.get("user") else ""
             size = "" if process.used_mib is None else f", {process.used_mib} MiB"
             where = f", in {about['group']}" if about.get("group", "/") != "/" else ""
-            seen = f"process {process.pid} ({process.name}){by} is on GPU {gpu.index}{size}{where}"
+            seen = f"{named(process, facts)} is on GPU {gpu.index}{size}{where}"
             if "C" in process.kind:
                 yield bad(
                     seen,
@@ -153,7 +152,7 @@ def processes(facts: Facts, profile: Profile) -> Iterator[Result]:
             else:
                 yield warning(seen, "the service alone", "stop the graphical session on this host")
     mine = any(process.pid in own for gpu in gpus for process in gpu.processes)
-    held = [gpu for gpu in gpus if (gpu.used_mib or 0) > _HELD_MIB and not gpu.processes]
+    held = [gpu for gpu in gpus if (gpu.used_mib or 0) > HELD_MIB and not gpu.processes]
     if held and not mine:
         sizes = ", ".join(f"GPU {gpu.index} {gpu.used_mib} MiB" for gpu in held)
         fix = "look for containers and for processes that ended badly: fuser -v /dev/nvidia*"

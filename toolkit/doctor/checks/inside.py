@@ -7,14 +7,14 @@ from typing import Any
 
 from toolkit.doctor.facts import Facts
 from toolkit.doctor.finding import Result, bad, good, skipped, warning
-from toolkit.profile.schema import Profile
+from toolkit.doctor.wanted import Wanted
 
 _NOFILE = 8192  # below it a server of many clients and shards runs out of descriptors
 _NINJA = "ninja-build"
 _COMPILERS = ("build-essential", "gcc")
 
 
-def visible(facts: Facts, profile: Profile) -> Iterator[Result]:
+def visible(facts: Facts, profile: Wanted) -> Iterator[Result]:
     """The sandbox starts, and shows the GPUs and their devices."""
     seen, why = _seen(facts)
     if seen is None:
@@ -49,7 +49,7 @@ def visible(facts: Facts, profile: Profile) -> Iterator[Result]:
         yield good(f"{inside} GPUs are seen inside{user}")
 
 
-def limits(facts: Facts, profile: Profile) -> Iterator[Result]:
+def limits(facts: Facts, profile: Wanted) -> Iterator[Result]:
     """Limits as a service gets them, not as a login shell does."""
     seen, why = _seen(facts)
     if seen is None:
@@ -74,7 +74,7 @@ def limits(facts: Facts, profile: Profile) -> Iterator[Result]:
         yield good(f"MEMLOCK {locked}, NOFILE {'infinity' if nofile is None else nofile}")
 
 
-def cache(facts: Facts, profile: Profile) -> Iterator[Result]:
+def cache(facts: Facts, profile: Wanted) -> Iterator[Result]:
     """The service may write where Triton, torch and Hugging Face keep their caches."""
     seen, why = _seen(facts)
     if seen is None:
@@ -94,7 +94,7 @@ def cache(facts: Facts, profile: Profile) -> Iterator[Result]:
         yield good(", ".join(folders))
 
 
-def compilers(facts: Facts, profile: Profile) -> Iterator[Result]:
+def compilers(facts: Facts, profile: Wanted) -> Iterator[Result]:
     """What kernels are compiled with at the first start is on the unit's own PATH."""
     seen, why = _seen(facts)
     if seen is None:
@@ -126,11 +126,11 @@ def _seen(facts: Facts) -> tuple[dict[str, Any] | None, str]:
     return (None, "the sandbox was not looked at") if looked is None else (looked["seen"], looked["why"])
 
 
-def _stands_in(facts: Facts, profile: Profile) -> bool:
+def _stands_in(facts: Facts, profile: Wanted) -> bool:
     return bool(facts.raw["sandbox"]["user"] != profile.system_user)
 
 
-def _as(facts: Facts, profile: Profile) -> str:
+def _as(facts: Facts, profile: Wanted) -> str:
     if not _stands_in(facts, profile):
         return ""
     return f", as {facts.raw['sandbox']['user']} ({profile.system_user} is made by the first deploy)"

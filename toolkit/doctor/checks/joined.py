@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from toolkit.doctor.facts import Facts
 from toolkit.doctor.finding import Result, bad, good, skipped, warning
 from toolkit.doctor.parse import host, topology
+from toolkit.doctor.wanted import Wanted
 from toolkit.hardware.catalogue import find_gpu
-from toolkit.profile.schema import Profile
 
 _SHOWN = 4
 _FIX = (
@@ -20,7 +20,7 @@ _FIX = (
 _NCCL_REACH = {"LOC": -1, "NVL": 0, "PIX": 1, "PXB": 2, "PHB": 4, "SYS": 5}
 
 
-def topology_of(facts: Facts, profile: Profile) -> Iterator[Result]:
+def topology_of(facts: Facts, profile: Wanted) -> Iterator[Result]:
     """Each two GPUs are joined as the profile says."""
     used = [gpu.index for gpu in facts.used(profile)]
     pairs = facts.topology.between(used)
@@ -54,7 +54,7 @@ def _all_nvlink(pairs: Mapping[tuple[int, int], str], seen: str) -> Iterator[Res
         yield good(seen)
 
 
-def p2p(facts: Facts, profile: Profile) -> Iterator[Result]:
+def p2p(facts: Facts, profile: Wanted) -> Iterator[Result]:
     """Each GPU may read every other one's memory."""
     if profile.service.environment.get("NCCL_P2P_DISABLE") == "1":
         yield skipped("the profile turns peer-to-peer off (NCCL_P2P_DISABLE)")
@@ -75,7 +75,7 @@ def p2p(facts: Facts, profile: Profile) -> Iterator[Result]:
         yield good(f"OK between all {len(used)} GPUs")
 
 
-def nvlink(facts: Facts, profile: Profile) -> Iterator[Result]:
+def nvlink(facts: Facts, profile: Wanted) -> Iterator[Result]:
     """Every GPU has as many active links as the others."""
     links = topology.parse_nvlink(facts.command("nvlink")["out"])
     used = [gpu.index for gpu in facts.used(profile)]
@@ -95,7 +95,7 @@ def nvlink(facts: Facts, profile: Profile) -> Iterator[Result]:
         yield good(f"{most} active links on every GPU")
 
 
-def fabric(facts: Facts, profile: Profile) -> Iterator[Result]:
+def fabric(facts: Facts, profile: Wanted) -> Iterator[Result]:
     """The NVLink fabric is up, without which CUDA gives error 802 although nvidia-smi looks well."""
     gpus = facts.used(profile)
     states = {gpu.index: gpu.fabric_state for gpu in gpus if gpu.fabric_state is not None}
@@ -129,7 +129,7 @@ def _why(facts: Facts) -> str:
     return f" ({', '.join(found)})" if found else ""
 
 
-def fabric_manager(facts: Facts, _: Profile) -> Iterator[Result]:
+def fabric_manager(facts: Facts, _: Wanted) -> Iterator[Result]:
     """The fabric manager runs, and is the driver's own version."""
     if not facts.systemd:
         yield skipped("systemd does not run this host; `fabric` has what the fabric manager came to")
@@ -156,7 +156,7 @@ def fabric_manager(facts: Facts, _: Profile) -> Iterator[Result]:
         yield good(f"it runs, version {version}")
 
 
-def numa(facts: Facts, profile: Profile) -> Iterator[Result]:
+def numa(facts: Facts, profile: Wanted) -> Iterator[Result]:
     """The kernel knows which NUMA node each GPU is at."""
     used = [gpu.index for gpu in facts.used(profile)]
     nodes = {gpu: facts.topology.numa.get(gpu, "N/A") for gpu in used}

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from toolkit.doctor.facts import Facts
 from toolkit.doctor.finding import Result, bad, good, skipped, warning
 from toolkit.doctor.parse import host
+from toolkit.doctor.wanted import Wanted
 from toolkit.layout import PYTHON
-from toolkit.profile.schema import Profile
 
 _GIB = 1 << 30
 # Of the host's memory Python, torch and a CUDA context take about 4 GiB a rank; unverified beyond one GPU.
@@ -17,7 +17,7 @@ _RAM_ON_CPU = 1 * _GIB
 _SHARED = 1 * _GIB  # NCCL and torch pass data between ranks there; Docker's own 64 MiB do not suffice
 
 
-def disk(facts: Facts, profile: Profile) -> Iterator[Result]:
+def disk(facts: Facts, profile: Wanted) -> Iterator[Result]:
     """Room for environment, caches and the checkpoints that have to come."""
     disks = facts.raw["disks"]
     weights = facts.raw["weights"] or {"lacking": [], "short": None, "problem": ""}
@@ -46,7 +46,7 @@ def disk(facts: Facts, profile: Profile) -> Iterator[Result]:
         yield good(f"{_size(min(item['free'] for item in disks))} free{more}")
 
 
-def ram(facts: Facts, profile: Profile) -> Iterator[Result]:
+def ram(facts: Facts, profile: Wanted) -> Iterator[Result]:
     """Memory of the host for all ranks."""
     total = host.memory(facts.file("/proc/meminfo")).get("MemTotal")
     gpus = profile.hardware.count if profile.hardware.device == "cuda" else 0
@@ -59,7 +59,7 @@ def ram(facts: Facts, profile: Profile) -> Iterator[Result]:
         yield good(_size(total))
 
 
-def shared_memory(facts: Facts, profile: Profile) -> Iterator[Result]:
+def shared_memory(facts: Facts, profile: Wanted) -> Iterator[Result]:
     """Room in /dev/shm for what ranks pass to each other."""
     del profile
     total = facts.raw["shared_memory"]
@@ -73,7 +73,7 @@ def shared_memory(facts: Facts, profile: Profile) -> Iterator[Result]:
         yield good(_size(total))
 
 
-def port(facts: Facts, profile: Profile) -> Iterator[Result]:
+def port(facts: Facts, profile: Wanted) -> Iterator[Result]:
     """The port is free, or the service's own."""
     found = facts.raw["port"]
     where = f"{profile.service.bind}:{profile.service.port}"
@@ -85,7 +85,7 @@ def port(facts: Facts, profile: Profile) -> Iterator[Result]:
         yield bad(found["busy"], f"{where} free", "stop what listens there, or set service.port to another")
 
 
-def time(facts: Facts, profile: Profile) -> Iterator[Result]:
+def time(facts: Facts, profile: Wanted) -> Iterator[Result]:
     """The clock is synchronised."""
     del profile
     answer = facts.command("time")
@@ -103,7 +103,7 @@ def time(facts: Facts, profile: Profile) -> Iterator[Result]:
         )
 
 
-def system(facts: Facts, profile: Profile) -> Iterator[Result]:
+def system(facts: Facts, profile: Wanted) -> Iterator[Result]:
     """The distribution that the profile was written for."""
     wanted, seen = profile.host.os, host.release(facts.file("/etc/os-release"))
     if wanted is None or seen is None:
@@ -117,7 +117,7 @@ def system(facts: Facts, profile: Profile) -> Iterator[Result]:
         yield good(seen)
 
 
-def python(facts: Facts, profile: Profile) -> Iterator[Result]:
+def python(facts: Facts, profile: Wanted) -> Iterator[Result]:
     """The interpreter that the engine's environment is made with."""
     wanted, seen = profile.host.python_version, facts.command("python")["out"].removeprefix("Python ").strip()
     if wanted is None or not profile.installs_libraries:

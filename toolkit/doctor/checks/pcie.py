@@ -12,16 +12,16 @@ from toolkit.doctor.facts import Facts
 from toolkit.doctor.finding import Result, bad, good, skipped, warning
 from toolkit.doctor.parse.pci import bridges_above
 from toolkit.doctor.parse.smi import Gpu
+from toolkit.doctor.wanted import Wanted
 from toolkit.hardware.catalogue import Gpu as KnownGpu
 from toolkit.hardware.catalogue import find_gpu
-from toolkit.profile.schema import Profile
 
 _BUSY = 10  # percent; below it the link may rest
 _RESTING = ("P8", "P9", "P10", "P11", "P12", "P15")
 _TRANSLATED = ("DMA", "DMA-FQ")
 
 
-def link(facts: Facts, profile: Profile) -> Iterator[Result]:
+def link(facts: Facts, profile: Wanted) -> Iterator[Result]:
     """Every link has all its lanes, and its full speed where it is in use."""
     gpus, fine = facts.used(profile), True
     known = find_gpu(profile.hardware.gpu or "")
@@ -92,7 +92,7 @@ def _bridges(facts: Facts, gpus: list[Gpu]) -> Iterator[Result]:
         yield warning(f"bridge {bridge.address} runs x{bridge.width}", f"x{bridge.max_width}", fix)
 
 
-def acs(facts: Facts, profile: Profile) -> Iterator[Result]:
+def acs(facts: Facts, profile: Wanted) -> Iterator[Result]:
     """No bridge above the GPUs redirects their traffic to the root complex."""
     answer = facts.command("lspci")
     if answer["why"] or not facts.devices:
@@ -123,7 +123,7 @@ def acs(facts: Facts, profile: Profile) -> Iterator[Result]:
     yield found(seen, expected, fix)
 
 
-def iommu(facts: Facts, profile: Profile) -> Iterator[Result]:
+def iommu(facts: Facts, profile: Wanted) -> Iterator[Result]:
     """The IOMMU does not translate what GPUs write to each other."""
     pci = facts.raw["pci"]
     kinds = {pci["gpus"][gpu.address]["iommu"] for gpu in facts.used(profile) if gpu.address in pci["gpus"]}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 _DEVICE = re.compile(r"^([0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) (.*)$")
 _BUS = re.compile(r"Bus: primary=([0-9a-f]{2}), secondary=([0-9a-f]{2}), subordinate=([0-9a-f]{2})")
 _ACS = re.compile(r"ACSCtl:\s*(.*)$")
+_SPEED = re.compile(r"LnkCap:.*?Speed ([\d.]+)GT/s")
 _WIDTH = re.compile(r"Lnk(Cap|Sta):.*?Width x(\d+)")
 
 
@@ -26,6 +27,7 @@ class Device:
         acs: controls of ACS that are on, such as `ReqRedir`; None where it tells of none.
         width: lanes in use; None where it does not tell.
         max_width: lanes it has.
+        max_speed: of each lane at most, GT/s.
     """
 
     address: str
@@ -34,6 +36,7 @@ class Device:
     acs: frozenset[str] | None = None
     width: int | None = None
     max_width: int | None = None
+    max_speed: float | None = None
 
     @property
     def redirects(self) -> list[str]:
@@ -63,7 +66,15 @@ def _device(address: str, title: str, block: str, lines: Sequence[str]) -> Devic
         None if acs is None else frozenset(word[:-1] for word in acs.split() if word.endswith("+")),
         widths.get("Sta"),
         widths.get("Cap"),
+        None if (speed := _SPEED.search(block)) is None else _speed(speed[1]),
     )
+
+
+def _speed(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def bridges_above(devices: Sequence[Device], address: str) -> list[Device]:

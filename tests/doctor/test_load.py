@@ -1,0 +1,276 @@
+"""Measurements as they are made: real processes, on a CPU with gloo, and programs that misbehave."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolkit.doctor.load import copies, record, run
+from toolkit.doctor.load.confine import Way
+from toolkit.doctor.load.measure import groups_of
+from toolkit.doctor.load.result import Copy, LinkSeen, Load, Peer, read_copies, read_reduced
+
+ROOT = Path(__file__).parents[2]
+OUTPUTS = Path(__file__).with_name("outputs")
+TWO = [{"index": index, "uuid": "", "address": f"cpu{index}"} for index in (0, 1)]
+SMALL = {"device": "cpu", "gpus": TWO, "bytes": 1 << 16, "seconds": 0.01}
+REDUCE = {"device": "cpu", "gpus": TWO, "groups": [[0, 1]], "sizes": [64, 4096], "iterations": 5}
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Any:
+    """Makes a program that stands where the interpreter with torch is."""
+
+    def make(text: str) -> Way:
+        path = tmp_path / "python"
+        path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+        path.chmod(0o755)
+        return Way(str(path), {"MARK": str(tmp_path)}, None, None, limit=5.0, silence=0.5)
+
+    return make
+
+
+def left_of(tmp_path: Path) -> list[str]:
+    """Processes that a measurement left behind."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdecimal() and f"MARK={tmp_path}".encode() in (folder / "environ").read_bytes():
+                found.append(folder.name)
+        except OSError:
+            continue
+    return found
+
+
+def test_two_ranks_on_a_cpu_measure_and_check_everything() -> None:
+    command = [sys.executable, "-P", "-m", "toolkit.doctor.load", "--device", "cpu", "--gpus", "3,5"]
+    command += ["--mib", "1", "--seconds", "0.02", "--iterations", "5", "--json"]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert (found["copying"]["end"], found["reducing"]["end"]) == ("done", "done")
+    assert [item["gpu"] for item in found["alone"]] == [3, 5]
+    assert {(item["source"], item["target"]) for item in found["peers"]} == {(3, 5), (5, 3)}
+    assert {(item["gpu"], item["bytes"]) for item in found["reduced"]} == {
+        (3, 8192), (3, 1 << 20), (5, 8192), (5, 1 << 20),
+    }  # fmt: skip
+    assert all(
+        item["wrong"] == 0 for name in ("alone", "together", "peers", "reduced") for item in found[name]
+    )
+    assert all(value > 0 for value in found["figures"].values())
+    assert set(found["figures"]) >= {
+        "copy to GPU 3", "copy from GPU 5, all at once", "peer GPU 3 to 5", "all-reduce 3,5, 8192 bytes s",
+        "all-reduce 3,5, 1048576 bytes",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("task", "request_", "broken", "mended", "found"),
+    [
+        ("copies", SMALL, "        self.here.copy_(self.out, non_blocking=True)",
+            "        self.here.copy_(self.out); self.here[7] ^= 1", {"alone", "together"}),
+        ("copies", SMALL, "        target.other.copy_(source.here, non_blocking=True)",
+            "        target.other.copy_(target.here)", {"peer"}),
+        ("all_reduce", REDUCE, "    distributed.all_reduce(values)\n    return",
+            "    distributed.all_reduce(values)\n    values[3] += rank\n    return", {"reduced"}),
+    ],
+    ids=["a copy that flips a bit", "a peer that is not read", "a sum that is wrong"],
+)  # fmt: skip
+def test_what_arrives_wrong_is_counted(
+    task: str, request_: dict[str, Any], broken: str, mended: str, found: set[str],
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> None:  # fmt: skip
+    for name in ("common", task):
+        text = (ROOT / "toolkit" / "doctor" / "load" / f"{name}.py").read_text(encoding="utf-8")
+        assert name == "common" or text.count(broken) == 1
+        (tmp_path / f"{name}.py").write_text(text.replace(broken, mended), encoding="utf-8")
+    monkeypatch.setattr(run, "_FOLDER", tmp_path)
+    lines, ended = run.measure(task, request_, Way(sys.executable))
+    assert ended.end == "done", ended
+    wrong = {
+        name for line in lines for name, item in line.items() if isinstance(item, dict) and item.get("wrong")
+    }
+    assert wrong == found
+
+
+def test_a_program_that_hangs_is_killed_with_what_it_began_and_the_step_is_named(
+    program: Any, tmp_path: Path
+) -> None:
+    way = program(
+        """echo '{"at": "copying to GPU 1"}'; trap '' TERM INT HUP; (setsid sleep 600 &); sleep 600"""
+    )
+    begun = time.monotonic()
+    lines, ended = run.measure("copies", SMALL, way)
+    assert time.monotonic() - begun < 4
+    assert (ended.end, ended.at, ended.left) == ("silent", "copying to GPU 1", ())
+    assert lines == [{"at": "copying to GPU 1"}]
+    assert left_of(tmp_path) == []
+
+
+def test_a_program_that_goes_on_for_too_long_is_killed(program: Any, tmp_path: Path) -> None:
+    way = program("""while :; do echo '{"at": "x"}'; sleep 0.2; done""")
+    ended = run.measure("copies", SMALL, Way(way.python, way.environment, limit=1.0, silence=0.9))[1]
+    assert ended.end == "slow"
+    assert left_of(tmp_path) == []
+
+
+def test_a_crash_is_told_with_its_signal_and_last_words(program: Any) -> None:
+    way = program("""echo '{"at": "loading torch"}'; echo 'no good' >&2; kill -SEGV $$""")
+    ended = run.measure("copies", SMALL, way)[1]
+    assert (ended.end, ended.at, ended.status) == ("ended", "loading torch", -signal.SIGSEGV)
+    assert "no good" in ended.said
+
+
+def test_garbage_is_no_measurement(program: Any) -> None:
+    way = program(
+        "head -c 100000 /dev/urandom; echo; echo '[1]'; echo '{\"alone\": 7}'; echo '{\"done\": true}'"
+    )
+    lines, ended = run.measure("copies", SMALL, way)
+    assert ended.end == "done"
+    assert read_copies(lines, {}) == {"software": {}, "alone": (), "together": (), "links": (), "peers": ()}
+
+
+def test_a_flood_is_ended(program: Any, tmp_path: Path) -> None:
+    ended = run.measure("copies", SMALL, program("exec cat /dev/zero"))[1]
+    assert ended.end == "flooded"
+    assert len(ended.said) <= 800
+    assert left_of(tmp_path) == []
+
+
+def test_what_ends_without_a_word_has_not_measured(program: Any) -> None:
+    assert run.measure("copies", SMALL, program("exit 0"))[1].end == "ended"
+
+
+def test_a_program_that_is_none_is_told() -> None:
+    ended = run.measure("copies", SMALL, Way("/nowhere/python"))[1]
+    assert (ended.end, ended.said) == ("unstarted", "/nowhere/python: No such file or directory")
+
+
+def test_an_interpreter_without_torch_is_told(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+    lines, ended = run.measure("copies", SMALL, Way(str(tmp_path / "bare" / "bin" / "python")))
+    assert (ended.end, ended.at) == ("failed", "loading torch")
+    assert ended.said == "ModuleNotFoundError: No module named 'torch'"
+    assert lines[0] == {"at": "loading torch"}
+
+
+def test_a_rank_that_fails_does_not_leave_the_others_waiting(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("common", "all_reduce"):
+        text = (ROOT / "toolkit" / "doctor" / "load" / f"{name}.py").read_text(encoding="utf-8")
+        text = text.replace(
+            "    torch = load_torch(request)\n", "    torch = load_torch(request)\n    _break(rank)\n"
+        )
+        (tmp_path / f"{name}.py").write_text(
+            f"{text}\n\ndef _break(rank):\n    assert rank != 1, 'bad GPU'\n"
+        )
+    monkeypatch.setattr(run, "_FOLDER", tmp_path)
+    begun = time.monotonic()
+    lines, ended = run.measure("all_reduce", REDUCE, Way(sys.executable, limit=60.0))
+    assert time.monotonic() - begun < 40
+    assert (ended.end, ended.said) == ("failed", "AssertionError: bad GPU")
+    assert read_reduced(lines)["faulty"] == 1
+
+
+def test_lines_of_no_sense_are_left_out() -> None:
+    copy = {"gpu": 0, "to": 1.5, "back": 2.5, "wrong": 0}
+    lines: list[dict[str, Any]] = [
+        {"alone": copy}, {"alone": {**copy, "to": "nan"}}, {"alone": {**copy, "back": -1}},
+        {"alone": {"gpu": 0}}, {"alone": {**copy, "wrong": None}},
+        {"peer": {"source": 0, "target": 1, "access": 1, "rate": 2, "wrong": 0}},
+        {"smi": "<nonsense"}, {"smi": 7}, {"software": [1]}, {"together": {**copy, "gpu": "x"}},
+        {"smi": (OUTPUTS / "h200-smi.xml").read_text(encoding="utf-8")},
+    ]  # fmt: skip
+    found = read_copies(lines, {"0000:00:06.0": 4})
+    assert found["alone"] == (Copy(0, 1.5, 2.5, 0),)
+    assert found["peers"] == (Peer(0, 1, False, 2.0, 0),)
+    assert found["links"] == (LinkSeen(4, 5, 16),)
+    assert (found["together"], found["software"]) == ((), {})
+    garbage: list[dict[str, Any]] = [{"reduced": {"gpu": 0, "bytes": 8, "seconds": float("inf"), "wrong": 0}},
+        {"ways": {"P2P": 3}, "warned": ["x"]}, {"ways": 3, "warned": None}, {"failed": {"gpu": None}},
+        {"ended": {"gpu": 2, "status": 1}}, {"failed": {"gpu": 0}}]  # fmt: skip
+    assert read_reduced(garbage) == {
+        "software": {}, "reduced": (), "ways": {"P2P": 3}, "warned": ("x",), "faulty": 2,
+    }  # fmt: skip
+
+
+def test_links_are_read_from_the_drivers_account_under_load() -> None:
+    rates = copies.at_once([_Fake(), _Fake()], "send", 0.05, lambda: time.sleep(0.2))  # type: ignore[list-item]
+    assert all(rate > 0 for rate in rates)
+    assert all(fake.after_other > 0 for fake in _Fake.made)
+
+
+class _Fake:
+    """Counts copies; `after_other` how many came once the load had been looked at."""
+
+    made: list[_Fake] = []  # noqa: RUF012
+    size, address = 1 << 20, "none"
+
+    def __init__(self) -> None:
+        self.begun, self.after_other = time.monotonic(), 0
+        _Fake.made.append(self)
+
+    def send(self) -> None:
+        time.sleep(0.005)
+        self.after_other += time.monotonic() - self.begun > 0.15
+
+    def settle(self) -> None:
+        pass
+
+
+def test_groups_are_the_profiles_own_where_their_gpus_are_free() -> None:
+    eight = list(range(8))
+    assert groups_of(eight, eight, 8) == ((tuple(eight),), True)
+    assert groups_of(eight, eight, 4) == (((0, 1, 2, 3), (4, 5, 6, 7)), True)
+    assert groups_of(eight, eight, 1) == ((tuple(eight),), True)
+    assert groups_of([0, 1, 2, 3, 5], eight, 4) == (((0, 1, 2, 3),), False)
+    assert groups_of([0, 1, 5], eight, 4) == (((0, 1, 5),), False)
+    assert groups_of([5], eight, 4) == ((), False)
+    assert groups_of([4, 2], [4, 2], 2) == (((4, 2),), True)
+
+
+def test_the_best_of_earlier_results_on_the_same_gpus_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "load.json"
+    gpus = {0: "GPU-a", 1: "GPU-b"}
+    for to in (50.0, 55.0, 40.0):
+        assert record.remember(path, gpus, Load(alone=(Copy(0, to, 20.0, 0),))) == ""
+    assert record.best_of(path, gpus) == {"copy to GPU 0": 55.0, "copy from GPU 0": 20.0}
+    assert record.best_of(path, {0: "GPU-a", 1: "GPU-c"}) == {}
+    for _ in range(10):
+        record.remember(path, gpus, Load(alone=(Copy(0, 41.0, 20.0, 0),)))
+    assert record.best_of(path, gpus)["copy to GPU 0"] == 41.0
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert len(json.loads(path.read_bytes())) == 10
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "[1, null]", '{"a": 1}', '[{"gpus": {"0": "GPU-a"}, "figures": 3}]']
+)
+def test_a_damaged_record_is_no_record(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "load.json"
+    path.write_text(text, encoding="utf-8")
+    assert record.best_of(path, {0: "GPU-a"}) == {}
+    assert record.remember(path, {0: "GPU-a"}, Load(alone=(Copy(0, 1.0, 1.0, 0),))) == ""
+    assert record.best_of(path, {0: "GPU-a"})["copy to GPU 0"] == 1.0
+
+
+def test_a_record_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    said = record.remember(tmp_path / "file" / "load.json", {0: "GPU-a"}, Load())
+    assert "load.json: " in said
