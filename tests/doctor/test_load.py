@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 from toolkit.doctor.load import copies, record, run
 from toolkit.doctor.load.confine import Way
 from toolkit.doctor.load.measure import groups_of
-from toolkit.doctor.load.result import Copy, LinkSeen, Load, Peer, read_copies, read_reduced
+from toolkit.doctor.load.result import Copy, LinkSeen, Load, Peer, Run, read_copies, read_reduced
 
 ROOT = Path(__file__).parents[2]
 OUTPUTS = Path(__file__).with_name("outputs")
@@ -79,33 +80,65 @@ def test_two_ranks_on_a_cpu_measure_and_check_everything() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("task", "request_", "broken", "mended", "found"),
-    [
-        ("copies", SMALL, "        self.here.copy_(self.out, non_blocking=True)",
-            "        self.here.copy_(self.out); self.here[7] ^= 1", {"alone", "together"}),
-        ("copies", SMALL, "        target.other.copy_(source.here, non_blocking=True)",
-            "        target.other.copy_(target.here)", {"peer"}),
-        ("all_reduce", REDUCE, "    distributed.all_reduce(values)\n    return",
-            "    distributed.all_reduce(values)\n    values[3] += rank\n    return", {"reduced"}),
-    ],
-    ids=["a copy that flips a bit", "a peer that is not read", "a sum that is wrong"],
-)  # fmt: skip
-def test_what_arrives_wrong_is_counted(
-    task: str, request_: dict[str, Any], broken: str, mended: str, found: set[str],
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-) -> None:  # fmt: skip
-    for name in ("common", task):
-        text = (ROOT / "toolkit" / "doctor" / "load" / f"{name}.py").read_text(encoding="utf-8")
-        assert name == "common" or text.count(broken) == 1
-        (tmp_path / f"{name}.py").write_text(text.replace(broken, mended), encoding="utf-8")
-    monkeypatch.setattr(run, "_FOLDER", tmp_path)
-    lines, ended = run.measure(task, request_, Way(sys.executable))
+@pytest.fixture
+def altered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Runs a measurement whose code was changed."""
+
+    def make(
+        task: str, request: dict[str, Any], *changes: tuple[str, str]
+    ) -> tuple[list[dict[str, Any]], Run]:
+        text = (run._FOLDER / f"{task}.py").read_text(encoding="utf-8")
+        for old, new in changes:
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+        shutil.copy(run._FOLDER / "common.py", tmp_path)
+        (tmp_path / f"{task}.py").write_text(text, encoding="utf-8")
+        monkeypatch.setattr(run, "_FOLDER", tmp_path)
+        return run.measure(task, request, Way(sys.executable, limit=60.0))
+
+    return make
+
+
+def wrong_in(lines: list[dict[str, Any]]) -> dict[str, set[int]]:
+    """What was counted as wrong, by what was measured."""
+    found: dict[str, set[int]] = {}
+    for line in lines:
+        for name, item in line.items():
+            if isinstance(item, dict) and item.get("wrong"):
+                found.setdefault(name, set()).add(item["wrong"])
+    return found
+
+
+def test_bytes_that_arrive_wrong_are_counted(altered: Any) -> None:
+    lines, ended = altered(
+        "copies", SMALL,
+        ("self.here.copy_(self.out, non_blocking=True)", "self.here.copy_(self.out)[7:9] ^= 1"),
+        ("target.other.copy_(source.here, non_blocking=True)", "target.other.copy_(sent)[5] ^= 1"),
+    )  # fmt: skip
     assert ended.end == "done", ended
-    wrong = {
-        name for line in lines for name, item in line.items() if isinstance(item, dict) and item.get("wrong")
-    }
-    assert wrong == found
+    assert wrong_in(lines) == {"alone": {2}, "together": {2}, "peer": {1}}
+
+
+def test_a_sum_that_is_wrong_is_counted(altered: Any) -> None:
+    lines, ended = altered(
+        "all_reduce",
+        REDUCE,
+        ("    values = base + rank\n", "    values = base + rank\n    values[3] += rank\n"),
+    )
+    assert ended.end == "done", ended
+    assert wrong_in(lines) == {"reduced": {1}}
+
+
+def test_a_rank_that_fails_does_not_leave_the_others_waiting(altered: Any) -> None:
+    begun = time.monotonic()
+    broken = (
+        "    torch = load_torch(request)\n",
+        "    assert rank != 1, 'bad GPU'\n    torch = load_torch(request)\n",
+    )
+    lines, ended = altered("all_reduce", REDUCE, broken)
+    assert time.monotonic() - begun < 20
+    assert (ended.end, ended.said) == ("failed", "AssertionError: bad GPU")
+    assert read_reduced(lines)["faulty"] == 1
 
 
 def test_a_program_that_hangs_is_killed_with_what_it_began_and_the_step_is_named(
@@ -167,25 +200,6 @@ def test_an_interpreter_without_torch_is_told(tmp_path: Path) -> None:
     assert (ended.end, ended.at) == ("failed", "loading torch")
     assert ended.said == "ModuleNotFoundError: No module named 'torch'"
     assert lines[0] == {"at": "loading torch"}
-
-
-def test_a_rank_that_fails_does_not_leave_the_others_waiting(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for name in ("common", "all_reduce"):
-        text = (ROOT / "toolkit" / "doctor" / "load" / f"{name}.py").read_text(encoding="utf-8")
-        text = text.replace(
-            "    torch = load_torch(request)\n", "    torch = load_torch(request)\n    _break(rank)\n"
-        )
-        (tmp_path / f"{name}.py").write_text(
-            f"{text}\n\ndef _break(rank):\n    assert rank != 1, 'bad GPU'\n"
-        )
-    monkeypatch.setattr(run, "_FOLDER", tmp_path)
-    begun = time.monotonic()
-    lines, ended = run.measure("all_reduce", REDUCE, Way(sys.executable, limit=60.0))
-    assert time.monotonic() - begun < 40
-    assert (ended.end, ended.said) == ("failed", "AssertionError: bad GPU")
-    assert read_reduced(lines)["faulty"] == 1
 
 
 def test_lines_of_no_sense_are_left_out() -> None:
