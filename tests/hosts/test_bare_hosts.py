@@ -151,7 +151,7 @@ def playbook(inventory: Path, sets: list[str]) -> Command:
 def deployed(ddtoolkit: Command, playbook: Command, sets: list[str]) -> None:
     """Both hosts serve, each made ready in its own way."""
     ddtoolkit("deploy", "profile", NAME, *sets, "--yes")
-    playbook("site.yml")
+    playbook("site.yml", "-e", json.dumps({"ddtoolkit_ignore_checks": ["time"]}))
 
 
 def ended(command: list[Any], environment: Any, status: int) -> subprocess.CompletedProcess[str]:
@@ -242,6 +242,7 @@ def test_a_swap_by_playbook_is_in_the_history_that_everyone_sees(
     assert recap(playbook("swap.yml", "-e", change))["changed"] == 0
     assert "service.max_running_requests: 16 -> 8" in ddtoolkit("history", NAME, host=BY_PLAYBOOK).stdout
     on_host = hosts[BY_PLAYBOOK].root(["ddtoolkit", "history", NAME]).stdout
+    assert f"deploy profile {NAME} --ignore-check time" in on_host
     assert "service.max_running_requests: 16 -> 8" in on_host
     assert recap(playbook("rollback.yml"))["changed"] == 1
     assert "rollback" in ddtoolkit("history", NAME, host=BY_PLAYBOOK).stdout

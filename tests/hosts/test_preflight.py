@@ -58,6 +58,26 @@ def ddtoolkit(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Deploy:
     return run
 
 
+@pytest.fixture(scope="module")
+def playbook(host: Host, ddtoolkit: Deploy, tmp_path_factory: pytest.TempPathFactory) -> Deploy:
+    folder = tmp_path_factory.mktemp("playbooks")
+    inventory = write_inventory(folder / "hosts.yaml", [host], {host.name: {"ddtoolkit_profiles": [NAME]}})
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "ANSIBLE_PIPELINING": "True"}
+    render = [PROGRAM, "render", NAME, "--format", "ansible", "--out", folder / "settings", *SETS]
+    subprocess.run(render, check=True, timeout=60, capture_output=True, env=environment)
+
+    def run(name: str, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+        command = [PROGRAM.with_name("ansible-playbook"), "-i", inventory, ROOT / "playbooks" / name]
+        command += ["-e", f"ddtoolkit_settings_file={folder}/settings/settings.json", *arguments]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=360, env=environment
+        )
+        assert done.returncode == status, done.stdout + done.stderr
+        return done
+
+    return run
+
+
 def deploy(ddtoolkit: Deploy, *more: str, status: int = 0) -> Any:
     done = ddtoolkit("deploy", "profile", NAME, *SETS, "--yes", *more, status=status)
     return json.loads(done.stdout)["hosts"]["ct200"], done.stderr
@@ -73,6 +93,21 @@ def test_a_failure_stops_the_deploy_before_anything_is_touched(
     assert result["hint"] in said
     assert host.root(["getent", "passwd", "ddtoolkit"], check=False).returncode == 2
     assert sorted(host.root(["ls", "/opt/ddtoolkit"]).stdout.split()) == ["tool"]
+
+
+def test_a_playbook_is_stopped_by_the_same_words(host: Host, too_small: None, playbook: Deploy) -> None:
+    said = playbook("site.yml", status=2).stdout
+    assert "nothing was touched, since the doctor found what would fail:" in said
+    assert "ram: 512 MiB; expected 1.0 GiB at least; fix: " in said
+    assert "mend it, or deploy all the same with ddtoolkit_ignore_checks: ram" in said
+    assert "PLAY [Provision]" not in said
+    assert host.root(["getent", "passwd", "ddtoolkit"], check=False).returncode == 2
+
+
+def test_a_playbook_passes_over_what_it_is_told_to(too_small: None, playbook: Deploy) -> None:
+    ignored = json.dumps({"ddtoolkit_ignore_checks": ["ram"]})
+    assert "fail: ram: 512 MiB" in playbook("doctor.yml", "-e", ignored).stdout
+    assert "fail: ram: 512 MiB" in playbook("preflight.yml", "-e", ignored, "-v").stdout
 
 
 def test_a_check_that_there_is_not_is_refused(too_small: None, ddtoolkit: Deploy) -> None:
@@ -93,6 +128,10 @@ def test_a_deploy_with_nothing_to_do_asks_no_doctor(too_small: None, ddtoolkit: 
     result, said = deploy(ddtoolkit)  # the fault is still there
     assert result["result"]["plan"]["empty"]
     assert "doctor" not in said
+
+
+def test_a_playbook_with_nothing_to_do_asks_no_doctor(too_small: None, playbook: Deploy) -> None:
+    assert "nothing to do" in playbook("preflight.yml", "-v").stdout
 
 
 def test_what_serves_is_left_alone_by_a_deploy_that_is_stopped(

@@ -6,10 +6,13 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+from toolkit.doctor.request import examination, load_request
 from toolkit.hostside import protocol
+from toolkit.profile.loading import load_profile
 
 FILE = Path(__file__).parents[2] / "playbooks" / "library" / "ddtoolkit.py"
 # Answers once it has heard two beats, as an agent does that works for long.
@@ -51,3 +54,39 @@ def test_an_agent_that_ends_is_told(module: ModuleType) -> None:
     with pytest.raises(module.AgentError, match="ended without an answer"):
         agent.ask("swap", {})
     agent.close()
+
+
+@pytest.fixture
+def given() -> dict[str, Any]:
+    profile = load_profile("local-cpu", sets=("service.port=1",)).profile
+    doctor = {"examination": examination(profile), "load": load_request(profile)}
+    return {"doctor": doctor, "ignored": [], "load": True, "disruptive": False, "tool": str(FILE.parents[2])}
+
+
+def test_the_doctor_is_asked_under_the_modules_own_python(module: ModuleType, given: dict[str, Any]) -> None:
+    found = module.examined(given, actions=[])
+    assert found["changed"] is False
+    assert found["report"]["ok"]
+    assert found["report"]["load"] is None  # a profile without GPUs has nothing to load
+
+
+def test_a_finding_of_the_doctor_fails_with_its_words(module: ModuleType, given: dict[str, Any]) -> None:
+    given["doctor"]["examination"]["wanted"]["host"]["min_free_disk"] = 1 << 60
+    with pytest.raises(module.AgentError, match=r"^disk: .* free at .*; expected .*\(host.min_free_disk\)"):
+        module.examined(given, actions=[])
+    with pytest.raises(module.AgentError, match=r"nothing was touched.*\n.*ddtoolkit_ignore_checks: disk"):
+        module.examined(given, actions=[], refuse=True)
+    found = module.examined({**given, "ignored": ["disk"]}, actions=[], refuse=True)
+    assert [line.partition(" ")[0] for line in found["findings"]] == ["fail:"]
+
+
+def test_a_check_that_there_is_not_is_refused(module: ModuleType, given: dict[str, Any]) -> None:
+    with pytest.raises(module.AgentError, match="no check 'rom'; next: did you mean ram"):
+        module.examined({**given, "ignored": ["rom"]}, actions=[])
+
+
+def test_a_doctor_that_does_not_run_is_told(
+    module: ModuleType, given: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(module.AgentError, match="the doctor failed"):
+        module.examined({**given, "tool": str(tmp_path)}, actions=[])
