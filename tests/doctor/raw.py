@@ -43,7 +43,7 @@ def raw(site: Site, **changes: Any) -> dict[str, Any]:
             "/proc/driver/nvidia/version": text["version"],
             "/etc/os-release": text["os-release"],
         },
-        "disks": [{"path": "/opt/ddtoolkit/services", "free": 1 << 40, "device": 1}],
+        "disks": [{"path": "/opt/ddtoolkit/services", "free": 1 << 40, "problem": ""}],
         "shared_memory": 1 << 39,
         "port": {"busy": "", "pid": None},
         "own": [],

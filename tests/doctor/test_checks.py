@@ -13,6 +13,7 @@ from tests.doctor import load_faults, profiles, recorded
 from tests.doctor.raw import answer, raw
 from tests.doctor.recorded import Site, addresses, b300, pcie, ports
 from toolkit.doctor.catalogue import CHECKS
+from toolkit.doctor.facts import Facts
 from toolkit.doctor.finding import Finding
 from toolkit.doctor.report import judge
 from toolkit.doctor.wanted import Wanted
@@ -344,7 +345,7 @@ FAULTS = {
         "disk",
         "fail",
         "100 MiB free at /opt",
-        facts={"disks": [{"path": "/opt", "free": 100 << 20, "device": 1}]},
+        facts={"disks": [{"path": "/opt", "free": 100 << 20, "problem": ""}]},
     ),
     "no room for checkpoints": Fault(
         pcie(),
@@ -501,3 +502,36 @@ def test_a_profile_without_gpus_is_asked_nothing_about_them() -> None:
     report = judge(raw(pcie()), profiles.profile("local-cpu"))
     assert {item.check for item in report.of("pass")} == {"disk", "ram", "port", "time"}
     assert all(item.seen for item in report.of("skip"))
+
+
+def test_hundreds_of_processes_are_told_in_a_few_lines() -> None:
+    many = tuple((1000 + number, "C", "python3", 10) for number in range(300))
+    found = looked(pcie().with_cards(processes=many, used_mib=4000))
+    assert [item.check for item in found] == ["gpu-processes"] * 6
+    assert found[0].seen == "process 1000 (python3) is on GPUs 0, 1, 2, 3, 4, 5, 6, 7, 80 MiB"
+    assert found[-1].seen.endswith(", and 294 more processes")
+
+
+def test_a_desktop_is_told_after_what_computes() -> None:
+    site = pcie().with_card(0, processes=((7, "G", "Xorg", 4), (8, "C", "python3", 9)))
+    assert [(item.level, item.seen.split()[1]) for item in looked(site)] == [("fail", "8"), ("warn", "7")]
+
+
+def test_a_disk_that_cannot_be_asked_is_warned_of() -> None:
+    disks = [{"path": "/srv", "free": None, "problem": "it did not answer"}, *raw(pcie())["disks"]]
+    (found,) = looked(pcie(), disks=disks)
+    assert (found.check, found.level, found.seen) == ("disk", "warn", "/srv: it did not answer")
+
+
+def test_gpus_are_chosen_as_cuda_reads_them() -> None:
+    def used(visible: str) -> list[int]:
+        profile = profiles.profile(profiles.PCIE, f"service.environment.CUDA_VISIBLE_DEVICES={visible}")
+        return [gpu.index for gpu in Facts(raw(pcie())).used(profile)]
+
+    assert used("5,2") == [5, 2]
+    assert used("GPU-00000003-0000,1") == [3, 1]
+    assert used("1,9,2") == [1]  # what names no GPU ends the list
+    assert used("1,1") == [1]
+    assert used("GPU-0") == []
+    assert used("MIG-1,2") == []
+    assert used("-1") == []

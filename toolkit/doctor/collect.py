@@ -13,8 +13,10 @@ import queue
 import re
 import shutil
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +55,19 @@ def collect(request: Mapping[str, Any]) -> dict[str, Any]:
     if request.get("sandbox") is not None:
         work["sandbox"] = lambda: sandbox.look(request["sandbox"])
     if request.get("weights"):
-        work["weights"] = lambda: _within(lambda: _weights(request["weights"]), _QUICK)
+        late: dict[str, Any] = {
+            "problem": f"the sources did not answer within {_QUICK:g} s",
+            "lacking": [],
+            "short": None,
+        }
+        work["weights"] = _begin(lambda: _weights(request["weights"]), _QUICK, late)
     with ThreadPoolExecutor(_WORKERS) as pool:
         going = {name: pool.submit(call) for name, call in work.items()}
         own = _own(request)
         found: dict[str, Any] = {
             "commands": {},
             "files": {path: _read(path) for path in _FILES},
-            "disks": [_disk(path) for path in request["paths"]],
+            "disks": _disks(request["paths"]),
             "shared_memory": _total("/dev/shm"),  # noqa: S108  where NCCL and torch put it
             "port": _port(request["bind"], request["port"]),
             "own": own,
@@ -118,12 +125,23 @@ def _read(path: str) -> str | None:
         return None
 
 
+def _disks(paths: Sequence[str]) -> list[dict[str, Any]]:
+    """`_disk` of each; a file system that is far away and does not answer keeps nobody waiting."""
+    late = {"free": None, "problem": f"the file system did not answer within {_QUICK:g} s"}
+    waits = [_begin(partial(_disk, path), _QUICK, {"path": path, **late}) for path in paths]
+    return [wait() for wait in waits]
+
+
 def _disk(path: str) -> dict[str, Any]:
-    """Free bytes where `path` lies or would lie, and which file system that is."""
-    place = Path(path).expanduser()
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    return {"path": path, "free": shutil.disk_usage(place).free, "device": place.stat().st_dev}
+    """Free bytes where `path` lies or would lie; None, and why, where that cannot be told."""
+    try:
+        place = Path(path).expanduser()
+        # Path.exists raises where a folder may not be looked into.
+        while not os.path.exists(place) and place != place.parent:  # noqa: PTH110
+            place = place.parent
+        return {"path": path, "free": shutil.disk_usage(place).free, "problem": ""}
+    except (OSError, RuntimeError) as error:  # RuntimeError: nobody's home
+        return {"path": path, "free": None, "problem": str(error)}
 
 
 def _total(path: str) -> int | None:
@@ -209,11 +227,18 @@ def _weights(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**problem, "lacking": answer["lacking"], "short": answer["short"]}
 
 
-def _within(call: Callable[[], dict[str, Any]], limit: float) -> dict[str, Any]:
-    """What a call gives; one that takes longer is left to itself."""
+def _begin(
+    call: Callable[[], dict[str, Any]], limit: float, late: dict[str, Any]
+) -> Callable[[], dict[str, Any]]:
+    """Begin a call; what waits for it. One that takes longer is left to itself, and `late` is given."""
     answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     threading.Thread(target=lambda: answers.put(call()), daemon=True).start()
-    try:
-        return answers.get(timeout=limit)
-    except queue.Empty:
-        return {"problem": f"the sources did not answer within {limit:g} s", "lacking": [], "short": None}
+    end = time.monotonic() + limit
+
+    def wait() -> dict[str, Any]:
+        try:
+            return answers.get(timeout=max(end - time.monotonic(), 0.0))
+        except queue.Empty:
+            return late
+
+    return wait

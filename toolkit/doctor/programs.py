@@ -23,7 +23,8 @@ def ask(argv: Sequence[str], limit: float = LIMIT) -> dict[str, Any]:
         `missing` or `slow`.
     """
     path = os.environ.get("PATH", "")
-    environment = os.environ | {"LC_ALL": "C.UTF-8", "PATH": f"{path}:{_MORE_PATH}"}
+    # LANGUAGE comes before LC_ALL for messages (gettext manual, "The LANGUAGE variable").
+    environment = os.environ | {"LC_ALL": "C.UTF-8", "LANGUAGE": "", "PATH": f"{path}:{_MORE_PATH}"}
     try:
         child = subprocess.Popen(
             argv,

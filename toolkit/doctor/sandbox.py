@@ -26,6 +26,15 @@ def _python() -> str:
     return PYTHON if Path(PYTHON).exists() else sys.executable
 
 
+def _object(text: str) -> dict[str, Any] | None:
+    """The probe's answer; None for anything else."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def user_for(name: str) -> str:
     """The service's user, or who stands in until it is made: any other without rights sees the same."""
     try:
@@ -54,9 +63,8 @@ def look(wanted: Mapping[str, Any]) -> dict[str, Any]:
     text = Path(probe.__file__).read_text(encoding="utf-8")
     words += ["--", _python(), "-I", "-S", "-c", text, json.dumps(wanted["probe"])]
     answer = ask(words, _LIMIT + 5)
-    try:
-        seen = json.loads(answer["out"])
-    except ValueError:
+    seen = _object(answer["out"])
+    if seen is None:
         why = {"missing": "there is no systemd-run", "slow": f"it did not end within {_LIMIT:g} s"}
         said = " ".join(answer["err"].split())[-500:] or f"status {answer['status']}"
         return {"user": user, "seen": None, "why": why.get(answer["why"], said)}

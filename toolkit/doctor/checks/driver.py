@@ -28,7 +28,10 @@ def driver(facts: Facts, _: Wanted) -> Iterator[Result]:
     elif answer["why"] == "missing":
         yield bad("there is no nvidia-smi", "NVIDIA's driver", "install the driver and reboot")
     elif answer["why"] == "slow":
-        fix = "look for Xid lines with: dmesg | grep -i xid; a GPU that hangs takes a reboot"
+        fix = (
+            "look for Xid lines with: dmesg | grep -i xid; a GPU that hangs takes a reboot. Without "
+            "persistence mode many GPUs take as long: systemctl start nvidia-persistenced"
+        )
         yield bad("nvidia-smi does not end", "an answer within 10 s", fix)
     elif facts.smi is None:
         loaded = f"module {module} is loaded" if module else "the nvidia module is not loaded"

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 from toolkit.doctor.facts import Facts
 from toolkit.doctor.finding import Result, bad, good, warning
-from toolkit.doctor.parse.smi import Gpu
+from toolkit.doctor.parse.smi import Gpu, GpuProcess
 from toolkit.doctor.users import HELD_MIB, named
 from toolkit.doctor.wanted import Wanted
 from toolkit.hardware.catalogue import find_gpu
 
 _MIB_IN_GIB = 1024
+_SHOWN = 6
 # The driver keeps less than 1% to itself; a card of the next smaller size is more than 10% smaller.
 _MEMORY_SLACK = 0.97
 
@@ -133,32 +134,39 @@ def persistence(facts: Facts, profile: Wanted) -> Iterator[Result]:
 
 def processes(facts: Facts, profile: Wanted) -> Iterator[Result]:
     """Nobody but the service itself is on the GPUs that it uses."""
-    gpus, own, found = facts.used(profile), set(facts.own), False
+    gpus, own = facts.used(profile), set(facts.own)
+    strangers: dict[int, list[tuple[Gpu, GpuProcess]]] = {}
     for gpu in gpus:
         for process in gpu.processes:
-            if process.pid in own:
-                continue
-            found = True
-            about = facts.raw["processes"].get(str(process.pid)) or {}
-            size = "" if process.used_mib is None else f", {process.used_mib} MiB"
-            where = f", in {about['group']}" if about.get("group", "/") != "/" else ""
-            seen = f"{named(process, facts)} is on GPU {gpu.index}{size}{where}"
-            if "C" in process.kind:
-                yield bad(
-                    seen,
-                    "the service alone",
-                    "end it, or give the service other GPUs by CUDA_VISIBLE_DEVICES",
-                )
-            else:
-                yield warning(seen, "the service alone", "stop the graphical session on this host")
+            if process.pid not in own:
+                strangers.setdefault(process.pid, []).append((gpu, process))
+    # Those that compute first: many may be there, and what is told has to be read.
+    order = sorted(strangers.values(), key=lambda found: "C" not in found[0][1].kind)
+    for number, found in enumerate(order[:_SHOWN]):
+        more = len(order) - _SHOWN if number == _SHOWN - 1 else 0
+        yield _stranger(facts, found, f", and {more} more processes" if more > 0 else "")
     mine = any(process.pid in own for gpu in gpus for process in gpu.processes)
     held = [gpu for gpu in gpus if (gpu.used_mib or 0) > HELD_MIB and not gpu.processes]
     if held and not mine:
         sizes = ", ".join(f"GPU {gpu.index} {gpu.used_mib} MiB" for gpu in held)
         fix = "look for containers and for processes that ended badly: fuser -v /dev/nvidia*"
         yield bad(f"memory is held by a process that is not seen from here: {sizes}", "free GPUs", fix)
-    elif not found:
+    elif not strangers:
         yield good("the service's own alone" if mine else "no process on them")
+
+
+def _stranger(facts: Facts, found: list[tuple[Gpu, GpuProcess]], more: str) -> Result:
+    """One process that is not the service's, on whatever GPUs."""
+    process = found[0][1]
+    about = facts.raw["processes"].get(str(process.pid)) or {}
+    sizes = [item.used_mib for _, item in found if item.used_mib is not None]
+    size = f", {sum(sizes)} MiB" if sizes else ""
+    where = f", in {about['group']}" if about.get("group", "/") != "/" else ""
+    seen = f"{named(process, facts)} is on {_which([gpu for gpu, _ in found])}{size}{where}{more}"
+    if any("C" in item.kind for _, item in found):
+        fix = "end it, or give the service other GPUs by CUDA_VISIBLE_DEVICES"
+        return bad(seen, "the service alone", fix)
+    return warning(seen, "the service alone", "stop the graphical session on this host")
 
 
 def _addresses(facts: Facts) -> set[str]:

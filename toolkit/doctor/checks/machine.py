@@ -22,7 +22,8 @@ def disk(facts: Facts, profile: Wanted) -> Iterator[Result]:
     disks = facts.raw["disks"]
     weights = facts.raw["weights"] or {"lacking": [], "short": None, "problem": ""}
     least = profile.host.min_free_disk
-    short = [item for item in disks if item["free"] < least]
+    short = [item for item in disks if item["free"] is not None and item["free"] < least]
+    unknown = [f"{item['path']}: {item['problem']}" for item in disks if item["free"] is None]
     if short:
         seen = ", ".join(f"{_size(item['free'])} free at {item['path']}" for item in short)
         yield bad(
@@ -37,10 +38,14 @@ def disk(facts: Facts, profile: Wanted) -> Iterator[Result]:
             "room for the checkpoints",
             "free some space, or remove one: ddtoolkit models rm",
         )
+    if unknown:
+        yield warning(
+            "; ".join(unknown), "free space that can be told", "look at the mount, and at its rights"
+        )
     if weights["problem"]:
         fix = weights.get("fix") or "mend the source in the profile"
         yield warning(weights["problem"], "the size of what has to come", fix)
-    if not (short or weights["short"] or weights["problem"]):
+    if not (short or unknown or weights["short"] or weights["problem"]):
         come = [item["bytes"] for item in weights["lacking"] if item["bytes"] is not None]
         more = f"; {_size(sum(come))} of checkpoints have to come" if come else ""
         yield good(f"{_size(min(item['free'] for item in disks))} free{more}")
