@@ -136,10 +136,16 @@ FAULTS = {
         f"it hangs while {AT}",
         replace(WELL, copying=Run("silent", AT), peers=WELL.peers[:9]),
     ),
+    "a peer without direct access": Fault(
+        "p2p-bandwidth",
+        "warn",
+        "GPU 3 has no direct access to GPU 0",
+        replace(WELL, peers=some(WELL.peers, 2, access=False)),
+    ),
     "NVLink that is none": Fault(
         "p2p-bandwidth",
         "warn",
-        "from GPU 0 to GPU 2 52.0 GB/s, no more than PCIe carries",
+        "from GPU 0 to GPU 2 52.0 GB/s: PCIe carries as much",
         replace(FAST, peers=some(FAST.peers, 1, rate=52.0)),
         b300(),
         B300,

@@ -9,15 +9,24 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.doctor.raw import raw
+from tests.doctor.recorded import Site, pcie
+from toolkit.doctor.facts import Facts
 from toolkit.doctor.load import copies, record, run
 from toolkit.doctor.load.confine import Way
-from toolkit.doctor.load.measure import groups_of
+from toolkit.doctor.load.measure import groups_of, load_on
 from toolkit.doctor.load.result import Copy, LinkSeen, Load, Peer, Run, read_copies, read_reduced
+from toolkit.doctor.request import load_request
+from toolkit.doctor.wanted import wanted_of
+from toolkit.layout import Layout
+from toolkit.profile.loading import load_profile
+from toolkit.release.lock import Lock
 
 ROOT = Path(__file__).parents[2]
 OUTPUTS = Path(__file__).with_name("outputs")
@@ -200,6 +209,81 @@ def test_an_interpreter_without_torch_is_told(tmp_path: Path) -> None:
     assert (ended.end, ended.at) == ("failed", "loading torch")
     assert ended.said == "ModuleNotFoundError: No module named 'torch'"
     assert lines[0] == {"at": "loading torch"}
+
+
+@pytest.fixture
+def asked(program: Any, tmp_path: Path) -> Callable[..., Load]:
+    """What is measured below a root of its own, by a program that says that it is done."""
+    python = program("""echo '{"done": true}'""").python
+    sets = ("hardware.count=2", "parallelism.tp=2", "model.target.shape=null", "service.manager=process",
+        "host.user=null")  # fmt: skip
+    profile = load_profile("rtx-pro-6000-pcie-8x", sets=(*sets, f"host.root={tmp_path}/root")).profile
+
+    def ask(site: Site | None = None, **changes: Any) -> Load:
+        request = load_request(profile)
+        assert request is not None
+        facts = Facts(raw(pcie(2) if site is None else site))
+        return load_on({**request, "pythons": [python], **changes}, facts, wanted_of(profile))
+
+    return ask
+
+
+def test_free_gpus_are_measured_and_those_in_use_are_told(asked: Callable[..., Load]) -> None:
+    load = asked()
+    assert (load.gpus, load.groups, load.busy) == ((0, 1), ((0, 1),), {})
+    assert (load.copying.end, load.reducing.end, load.problem) == ("done", "done", "")
+    taken = pcie(2).with_card(1, processes=((4242, "C", "python3", 5000),), used_mib=5004)
+    load = asked(taken)
+    assert (load.gpus, load.busy) == ((0,), {1: "process 4242 (python3)"})
+    assert load.reducing == Run("skipped", said="one GPU has nothing to reduce with")
+    assert asked(taken, disruptive=True).gpus == (0, 1)
+    looked = asked(taken, look=True)
+    assert (looked.gpus, looked.busy, looked.copying.end) == (
+        (0, 1),
+        {1: "process 4242 (python3)"},
+        "skipped",
+    )
+    everyone = pcie(2).with_cards(processes=((4242, "C", "python3", 5000),))
+    assert asked(everyone).gpus == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "by"),
+    [
+        ({"mig": "Enabled"}, "MIG, which splits it"),
+        ({"used_mib": 5000}, "a process that is not seen from here, with 5000 MiB"),
+        ({"processes": ((1, "G", "Xorg", 90),), "used_mib": 94}, None),
+    ],
+)
+def test_what_keeps_a_gpu_from_being_free(
+    asked: Callable[..., Load], changes: dict[str, Any], by: str | None
+) -> None:
+    load = asked(pcie(2).with_card(1, **changes))
+    assert load.busy == ({} if by is None else {1: by})
+    assert (1 in load.gpus) == (by is None)
+
+
+def test_a_split_gpu_is_not_loaded_even_so(asked: Callable[..., Load]) -> None:
+    assert asked(pcie(2).with_card(1, mig="Enabled"), disruptive=True).gpus == (0,)
+
+
+def test_an_interpreter_that_is_not_there_is_told(asked: Callable[..., Load]) -> None:
+    load = asked(pythons=["/nowhere/bin/python"])
+    assert load.why == "there is no /nowhere/bin/python"
+    assert "host.python" in load.fix
+
+
+def test_nothing_is_measured_while_the_service_is_changed(asked: Callable[..., Load], tmp_path: Path) -> None:
+    paths = Layout(tmp_path / "root").service("rtx-pro-6000-pcie-8x")
+    paths.base.mkdir(parents=True)
+    lock = Lock(paths, "rtx-pro-6000-pcie-8x")
+    with lock.hold("swap --set speculative.budget=7"):
+        load = asked()
+    assert "is locked by" in load.why
+    assert "swap --set speculative.budget=7" in load.why
+    assert load.copying.end == "skipped"
+    assert asked().copying.end == "done"
+    assert lock.holder() is None
 
 
 def test_lines_of_no_sense_are_left_out() -> None:

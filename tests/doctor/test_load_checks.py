@@ -75,7 +75,7 @@ def test_a_gpu_in_use_is_left_alone_and_told() -> None:
 
 def test_a_peer_that_the_profile_does_not_use_is_warned_of() -> None:
     profile = profiles.profile(profiles.PCIE, "service.environment.NCCL_P2P_DISABLE=1")
-    load = replace(WELL, peers=some(WELL.peers, 1, wrong=1), ways={"SHM": 16})
+    load = replace(WELL, peers=some(WELL.peers, 1, wrong=1, access=False), ways={"SHM": 16})
     report = judged(load, profile=profile)
     assert of(report, "p2p-bandwidth").level == "warn"
     assert of(report, "all-reduce").level == "pass"

@@ -68,21 +68,10 @@ def p2p_bandwidth(facts: Facts, profile: Wanted) -> Iterator[Result]:
     results: list[Result] = []
     if len(load.together) == len(load.gpus):
         results += ended(load.copying, P2P if profile.hardware.interconnect == "pcie" else FABRIC)
-    found = warning if profile.service.environment.get("NCCL_P2P_DISABLE") == "1" else bad
-    wrong = {(item.source, item.target): item.wrong for item in load.peers if item.wrong}
-    for (source, target), count in list(wrong.items())[:_SHOWN]:
-        more = f", and {len(wrong) - _SHOWN} more pairs" if len(wrong) > _SHOWN else ""
-        seen = f"from GPU {source} to GPU {target} {count} bytes arrived other than they were sent{more}"
-        results.append(found(seen, "every byte as it was sent", P2P))
+    results += _corrupted(load, profile)
+    results += _apart(load, profile)
     if profile.hardware.interconnect == "nvlink":
-        slow = [
-            (item.source, item.target, item.rate) for item in load.peers if item.rate <= pcie_carries(profile)
-        ]
-        if slow:
-            source, target, rate = min(slow, key=lambda item: item[2])
-            more = f" ({len(slow)} of {len(load.peers)} pairs)" if len(slow) > 1 else ""
-            seen = f"from GPU {source} to GPU {target} {rate:.1f} GB/s{more}, no more than PCIe carries"
-            results.append(warning(seen, f"NVLink: more than {pcie_carries(profile):.0f} GB/s", FABRIC))
+        results += _not_by_nvlink(load, pcie_carries(profile))
     results += falls(load, "peer ")
     yield from results
     if not results and load.peers:
@@ -91,6 +80,42 @@ def p2p_bandwidth(facts: Facts, profile: Wanted) -> Iterator[Result]:
         yield good(f"{span(rates)} GB/s on {len(rates)} ways, {direct} of them direct; every byte arrived")
     elif not results:
         yield skipped("the copies before did not end")
+
+
+def _unused(profile: Wanted) -> bool:
+    return profile.service.environment.get("NCCL_P2P_DISABLE") == "1"
+
+
+def _corrupted(load: Load, profile: Wanted) -> Iterator[Result]:
+    """Bytes that did not arrive as they were sent: ACS and the IOMMU can do that without a word."""
+    found = warning if _unused(profile) else bad
+    wrong = [item for item in load.peers if item.wrong]
+    for number, item in enumerate(wrong[:_SHOWN], 1):
+        pair = f"from GPU {item.source} to GPU {item.target}"
+        more = f", and {len(wrong) - _SHOWN} more ways" if number == _SHOWN < len(wrong) else ""
+        seen = f"{pair} {item.wrong} bytes arrived other than they were sent{more}"
+        yield found(seen, "every byte as it was sent", P2P)
+
+
+def _apart(load: Load, profile: Wanted) -> Iterator[Result]:
+    """GPUs that the driver does not let read each other's memory."""
+    apart = [item for item in load.peers if not item.access]
+    if apart and not _unused(profile):
+        more = f" ({len(apart)} of {len(load.peers)} ways)" if len(apart) > 1 else ""
+        seen = f"GPU {apart[0].target} has no direct access to GPU {apart[0].source}{more}"
+        yield warning(seen, "access, so that copies do not go through the host's memory", P2P)
+
+
+def _not_by_nvlink(load: Load, carried: float) -> Iterator[Result]:
+    """Copies that PCIe would carry as well, with `carried` 10^9 bytes a second."""
+    slow = [item for item in load.peers if item.rate <= carried]
+    if slow:
+        worst = min(slow, key=lambda item: item.rate)
+        more = f" ({len(slow)} of {len(load.peers)} ways)" if len(slow) > 1 else ""
+        seen = (
+            f"from GPU {worst.source} to GPU {worst.target} {worst.rate:.1f} GB/s{more}: PCIe carries as much"
+        )
+        yield warning(seen, f"NVLink: more than {carried:.0f} GB/s", FABRIC)
 
 
 def _left_alone(load: Load) -> Iterator[Result]:
