@@ -18,7 +18,7 @@ import pytest
 from tests.doctor.raw import raw
 from tests.doctor.recorded import Site, pcie
 from toolkit.doctor.facts import Facts
-from toolkit.doctor.load import copies, record, run
+from toolkit.doctor.load import all_reduce, copies, record, run
 from toolkit.doctor.load.confine import Way
 from toolkit.doctor.load.measure import groups_of, load_on
 from toolkit.doctor.load.result import Copy, LinkSeen, Load, Peer, Run, read_copies, read_reduced
@@ -209,6 +209,31 @@ def test_an_interpreter_without_torch_is_told(tmp_path: Path) -> None:
     assert (ended.end, ended.at) == ("failed", "loading torch")
     assert ended.said == "ModuleNotFoundError: No module named 'torch'"
     assert lines[0] == {"at": "loading torch"}
+
+
+def test_ways_and_warnings_are_read_from_nccls_own_log(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # Forms of NCCL 2.18 to 2.27, as logs in its public issues have them.
+    (tmp_path / "nccl-0").write_text(
+        "gpu1:11:31 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read\n"
+        "gpu1:11:31 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[1] via P2P/direct pointer\n"
+        "gpu1:11:31 [0] NCCL INFO Channel 02 : 0[0] -> 1[1] via SHM/direct/direct\n"
+        "gpu1:11:31 [0] NCCL INFO Connected all rings\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "nccl-1").write_text(
+        "gpu1:12:32 [1] NCCL INFO Channel 00/0 : 1[1] -> 2[0] [send] via NET/IB/2/GDRDMA\n"
+        "gpu1:12:32 [1] transport/p2p.cc:302 NCCL WARN Cuda failure 217 'peer access is not supported'\n",
+        encoding="utf-8",
+    )
+    log = all_reduce.NcclLog(tmp_path)
+    log.scan()
+    log.scan()  # tells nothing that it told already
+    (line,) = capfd.readouterr().out.splitlines()
+    found = read_reduced([json.loads(line)])
+    assert found["ways"] == {"P2P": 2, "SHM": 1, "NET": 1}
+    assert found["warned"] == ("Cuda failure 217 'peer access is not supported'",)
 
 
 @pytest.fixture
