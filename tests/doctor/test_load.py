@@ -261,7 +261,8 @@ def test_free_gpus_are_measured_and_those_in_use_are_told(asked: Callable[..., L
     load = asked(taken)
     assert (load.gpus, load.busy) == ((0,), {1: "process 4242 (python3)"})
     assert load.reducing == Run("skipped", said="one GPU has nothing to reduce with")
-    assert asked(taken, disruptive=True).gpus == (0, 1)
+    disturbing = asked(taken, disruptive=True)
+    assert (disturbing.gpus, disturbing.beside, disturbing.record) == ((0, 1), True, "")
     looked = asked(taken, look=True)
     assert (looked.gpus, looked.busy, looked.copying.end) == (
         (0, 1),

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tests.doctor import profiles
-from tests.doctor.load_faults import FAULTS, PCIE, WELL, some
+from tests.doctor.load_faults import B300, FAST, FAULTS, PCIE, WELL, some
 from tests.doctor.raw import raw
-from tests.doctor.recorded import Site, pcie
+from tests.doctor.recorded import Site, b300, pcie
 from toolkit.doctor.finding import Finding
 from toolkit.doctor.load.record import figures
 from toolkit.doctor.load.result import Copy, LinkSeen, Load, Reduced
@@ -71,6 +71,22 @@ def test_a_gpu_in_use_is_left_alone_and_told() -> None:
         left.seen == "GPU 2 in use by process 4242 (python3) of deploy (--disruptive loads it all the same)"
     )
     assert "not in the profile's own groups" in of(report, "all-reduce").seen
+
+
+@pytest.mark.parametrize(("well", "site", "profile"), [(WELL, pcie(), PCIE), (FAST, b300(), B300)])
+def test_speed_is_not_judged_beside_others(well: Load, site: Site, profile: Wanted) -> None:
+    load = replace(
+        well, busy={2: "the service itself, process 7"},
+        alone=tuple(replace(item, to=3.0) for item in well.alone),
+        peers=tuple(replace(item, rate=3.0) for item in well.peers),
+        reduced=tuple(replace(item, seconds=1.0) for item in well.reduced),
+    )  # fmt: skip
+    report = judged(load, site, profile)
+    assert report.of("warn", "fail") == []
+    assert "beside others that compute there" in of(report, "pcie-bandwidth").seen
+    assert "beside others that compute there" in of(report, "all-reduce").seen
+    wrong = replace(load, peers=some(load.peers, 0, wrong=1))
+    assert [item.check for item in judged(wrong, site, profile).of("fail")] == ["p2p-bandwidth"]
 
 
 def test_a_peer_that_the_profile_does_not_use_is_warned_of() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from toolkit.doctor.checks.measured import (
+    BESIDE,
     FABRIC,
     P2P,
     ended,
@@ -39,7 +40,7 @@ def all_reduce(facts: Facts, profile: Wanted) -> Iterator[Result]:
             seen = f"GPU {item.gpu}: {item.wrong} sums of {size_words(item.bytes)} are wrong"
             results.append(bad(seen, "the sum of all ranks", P2P if pcie else FABRIC))
     results += _ways(load, profile)
-    if not pcie and not load.reducing.left:
+    if not pcie and not load.beside:
         results += _slow_reduction(load, profile)
     results += falls(load, "all-reduce ")
     yield from results
@@ -88,6 +89,8 @@ def _reduced(load: Load) -> str:
         parts.append(f"{gpu_list(group)}: {', '.join(told)}")
     if load.ways:
         parts.append("NCCL by " + " and ".join(sorted(load.ways)))
+    if load.beside:
+        parts.append(BESIDE)
     if not load.whole:
         parts.append("not in the profile's own groups, since others use the rest")
     return "; ".join([*parts, "every sum right"])

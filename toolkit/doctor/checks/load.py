@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from toolkit.doctor.checks.measured import (
+    BESIDE,
     FABRIC,
     GENERATION,
     LANE,
@@ -50,7 +51,8 @@ def bandwidth(facts: Facts, profile: Wanted) -> Iterator[Result]:
             results.append(bad(seen, "every byte as it was sent", XID))
     if load.device == "cuda":
         used = {gpu.index: gpu for gpu in facts.used(profile)}
-        results += [*_links(load, used, profile), *_too_slow(load, facts, used)]
+        results += _links(load, used, profile)
+        results += [] if load.beside else _too_slow(load, facts, used)
     results += falls(load, "copy ")
     if load.problem:
         results.append(warning(load.problem, "a record for the next time", "free some space there"))
@@ -70,7 +72,7 @@ def p2p_bandwidth(facts: Facts, profile: Wanted) -> Iterator[Result]:
         results += ended(load.copying, P2P if profile.hardware.interconnect == "pcie" else FABRIC)
     results += _corrupted(load, profile)
     results += _apart(load, profile)
-    if profile.hardware.interconnect == "nvlink":
+    if profile.hardware.interconnect == "nvlink" and not load.beside:
         results += _not_by_nvlink(load, pcie_carries(profile))
     results += falls(load, "peer ")
     yield from results
@@ -177,5 +179,6 @@ def _copied(load: Load) -> str:
     if len(load.gpus) > 1:
         all_to, all_back = [item.to for item in load.together], [item.back for item in load.together]
         parts.append(f"at once: {span(all_to)} to, {span(all_back)} from")
+    parts += [BESIDE] if load.beside else []
     links = sorted({f"generation {item.generation} x{item.width}" for item in load.links})
     return "; ".join([*parts, *([f"{' and '.join(links)} under load"] if links else []), "every byte right"])

@@ -22,6 +22,7 @@ P2P = (
     "look at the checks acs, iommu and p2p; until it is mended, service.environment.NCCL_P2P_DISABLE=1 goes "
     "through the host's memory, slowly"
 )
+BESIDE = "beside others that compute there, so that figures are not judged"
 FABRIC = "look at the checks fabric, fabric-manager and nvlink"
 _LATER = "look for what changed since; the record is {record}: remove it where this is as it should be"
 

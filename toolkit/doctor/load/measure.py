@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -45,7 +46,7 @@ def load_on(request: Mapping[str, Any], facts: Facts, wanted: Wanted) -> Load:
     if not chosen:
         return Load(busy=busy)
     pythons = [str(Path(path).expanduser()) for path in request["pythons"] or _own()]
-    python = next((path for path in pythons if Path(path).is_file()), None)
+    python = next((path for path in pythons if os.path.isfile(path)), None)  # noqa: PTH113  never raises
     if python is None:
         return Load(why=f"there is no {' or '.join(pythons)}", fix=_NO_TORCH, busy=busy)
     try:
@@ -64,13 +65,14 @@ def _measured(
     told = [{"index": gpu.index, "uuid": gpu.uuid, "address": gpu.address} for gpu in chosen]
     groups, whole = groups_of([gpu.index for gpu in chosen], [gpu.index for gpu in used], request["group"])
     uuids = {gpu.index: gpu.uuid for gpu in chosen}
-    path = Path(request["record"])
-    load = Load(
-        gpus=tuple(uuids), busy=busy, groups=groups, whole=whole, device=request["device"],
-        earlier=record.best_of(path, uuids), record=str(path),
-    )  # fmt: skip
+    load = Load(gpus=tuple(uuids), busy=busy, groups=groups, whole=whole, device=request["device"])
     load = measured(load, request, told, way)
-    return replace(load, problem=record.remember(path, uuids, load) if record.figures(load) else "")
+    if load.beside or not record.figures(load):
+        return load
+    path = Path(request["record"])
+    earlier = record.best_of(path, uuids)
+    problem = record.remember(path, uuids, load)
+    return replace(load, earlier=earlier, record=str(path), problem=problem)
 
 
 def measured(load: Load, request: Mapping[str, Any], gpus: Sequence[dict[str, Any]], way: Way) -> Load:
@@ -140,7 +142,7 @@ def _alone(request: Mapping[str, Any]) -> Iterator[None]:
     """
     root = request["root"]
     paths = Layout(None if root is None else Path(root)).service(request["service"])
-    if not paths.base.is_dir():
+    if not os.path.isdir(paths.base):  # noqa: PTH112  never raises
         yield
         return
     with Lock(paths, request["service"]).hold("doctor --load"):

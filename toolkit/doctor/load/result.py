@@ -132,6 +132,11 @@ class Load:
     record: str = ""
     problem: str = ""
 
+    @property
+    def beside(self) -> bool:
+        """Whether others computed on these GPUs meanwhile: then no figure tells what they can do."""
+        return not self.busy.keys().isdisjoint(self.gpus)
+
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
         return asdict(self)
