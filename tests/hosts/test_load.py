@@ -131,7 +131,7 @@ def test_two_ranks_measure_in_the_services_own_sandbox(host: Host, inventory: Pa
 def test_a_program_that_hangs_is_ended_with_its_unit(inventory: Path, program: Any) -> None:
     text = """echo '{"at": "copying to GPU 1"}'; trap '' TERM; (setsid sleep 600 &); sleep 600"""
     begun = time.monotonic()
-    failed = found(loaded(inventory, pythons=program(text), silence=3.0), "fail")
+    failed = found(loaded(inventory, pythons=program(text), silence=2.0), "fail")
     assert time.monotonic() - begun < 60
     words = "it hangs while copying to GPU 1"
     assert failed == {"pcie-bandwidth": words, "all-reduce": words}
@@ -178,9 +178,6 @@ def test_a_gpu_in_use_is_left_alone_and_the_rest_is_loaded(host: Host, inventory
         done = doctor(inventory, *words, status=2, gpus=3)
         assert "ct200: GPU 1, in use by process 1 (systemd) of root" in done.stderr
         assert "next: add --yes" in done.stderr
-        done = doctor(inventory, *words, "--yes", "--json", status=1, gpus=3)
-        (told,) = json.loads(done.stdout)["hosts"]["ct200"]["result"]
-        assert told["load"]["gpus"] == [0, 1, 2]
     finally:
         on_host.become(host, pcie(2))
 
