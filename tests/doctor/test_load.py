@@ -315,6 +315,7 @@ def test_nothing_is_measured_while_the_service_is_changed(asked: Callable[..., L
 def test_lines_of_no_sense_are_left_out() -> None:
     copy = {"gpu": 0, "to": 1.5, "back": 2.5, "wrong": 0}
     lines: list[dict[str, Any]] = [
+        {"alone": {**copy, "gpu": float("inf")}}, {"alone": {**copy, "to": 10**400}},
         {"alone": copy}, {"alone": {**copy, "to": "nan"}}, {"alone": {**copy, "back": -1}},
         {"alone": {"gpu": 0}}, {"alone": {**copy, "wrong": None}},
         {"peer": {"source": 0, "target": 1, "access": 1, "rate": 2, "wrong": 0}},
@@ -327,7 +328,8 @@ def test_lines_of_no_sense_are_left_out() -> None:
     assert found["links"] == (LinkSeen(4, 5, 16),)
     assert (found["together"], found["software"]) == ((), {})
     garbage: list[dict[str, Any]] = [{"reduced": {"gpu": 0, "bytes": 8, "seconds": float("inf"), "wrong": 0}},
-        {"ways": {"P2P": 3}, "warned": ["x"]}, {"ways": 3, "warned": None}, {"failed": {"gpu": None}},
+        {"ways": {"P2P": 3}, "warned": ["x"]}, {"ways": 3, "warned": None}, {"ways": {"P2P": "x"}},
+        {"failed": {"gpu": None}},
         {"ended": {"gpu": 2, "status": 1}}, {"failed": {"gpu": 0}}]  # fmt: skip
     assert read_reduced(garbage) == {
         "software": {}, "reduced": (), "ways": {"P2P": 3}, "warned": ("x",), "faulty": 2,

@@ -169,8 +169,9 @@ def read_reduced(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for line in lines:
         _add(found["reduced"], line.get("reduced"), _one_reduced)
         found["software"] |= _texts(line.get("software"))
-        if isinstance(line.get("ways"), dict):
-            found["ways"] = {str(way): int(_number(count)) for way, count in line["ways"].items()}
+        counted: list[dict[str, int]] = []
+        _add(counted, line.get("ways"), lambda ways: {str(way): int(_number(ways[way])) for way in ways})
+        found["ways"] = counted[0] if counted else found["ways"]
         if isinstance(line.get("warned"), list):
             found["warned"] = tuple(str(text) for text in line["warned"])
         ended = line.get("ended") or line.get("failed")
@@ -185,7 +186,7 @@ def _add(found: list[Any], value: Any, make: Callable[[Mapping[str, Any]], Any])
         return
     try:
         found.append(make(value))
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return
 
 
