@@ -156,6 +156,7 @@ def test_json_changes_nothing_without_yes(ddtoolkit: Command, tmp_path: Path) ->
 CHANGING = {
     "deploy profile", "swap", "rollback", "start", "stop", "restart", "upgrade", "prune", "uninstall", "test",
     "lock release", "models add", "models rm", "hosts prepare", "hosts trust",
+    "doctor",  # with --disruptive
 }  # fmt: skip
 
 
