@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Sets up and runs every check: formatting, types, import contracts, playbooks, tests.
 # Arguments go to pytest and skip the other checks, such as tests/profile -k duplicate.
+# DDTOOLKIT_ALL_TESTS=1 runs what is slow, too.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -12,6 +13,11 @@ if [ "$(id -u)" = 0 ] && ! command -v systemd-analyze >/dev/null; then
     # Rendered units are checked by the real systemd-analyze.
     apt-get -o DPkg::Lock::Timeout=300 -q update >&2
     DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 -q -y install --no-install-recommends systemd >&2
+fi
+
+# Stock SGLang on a CPU, for tests/sglang.
+if [ $# -eq 0 ] || [[ "$*" == *tests/sglang* ]]; then
+    bash scripts/sglang_env.sh
 fi
 
 step() { printf '\n== %s\n' "$*" >&2; "$@"; }

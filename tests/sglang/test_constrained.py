@@ -13,11 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.sglang.conftest import BUNDLED, environment
+from tests.sglang.conftest import BUNDLED, SLOW, environment
 from toolkit.ddtree.models.config import read_target_config
 from toolkit.ddtree.models.reference import target_forward
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), SLOW]
 
 TOKENS = 24
 SCHEMA = {

@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from tests.sglang.conftest import DRAFT, Server
+from tests.sglang.conftest import DRAFT, SLOW, Server
 from tests.sglang.test_serving import Reference, outputs, steps
 from toolkit.ddtree.types import Algorithm, Expansion, TreeLimits
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), SLOW]
 
 TOKENS = 20
 TRANSITION = {"custom_params": {"ddtree": {"expansion": "transition"}}}
