@@ -71,7 +71,7 @@ def test_the_history_tells_why_a_change_was_undone(capsys: pytest.CaptureFixture
     shown = capsys.readouterr()
     whys = [line.strip() for line in shown.out.splitlines() if "why:" in line]
     assert whys[0] == f"why: {reason}"
-    assert whys[1] == f"why: {long[:149]}…"
+    assert whys[1] == f"why: {long[:249]}…"
     assert whys[2:] == ["why: written by an earlier version"]
     assert shown.err == f"a reason was cut: --entry {OLD} shows it whole\n"
 

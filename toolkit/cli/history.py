@@ -10,7 +10,7 @@ from toolkit.cli import fleet
 from toolkit.cli.options import Inventories, Json, Limit, ServiceName
 from toolkit.cli.output import answer, emit, say
 
-_REASON = 150  # characters of a reason in the table
+_REASON = 250  # characters of a reason in the table
 
 
 def register(app: typer.Typer) -> None:
