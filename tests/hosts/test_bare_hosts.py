@@ -273,5 +273,6 @@ def test_a_purged_host_is_as_it_was(
     else:
         playbook("uninstall.yml", "-e", "ddtoolkit_purge=true")
     assert sorted(files(hosts[way]) ^ before[way]) == []
+    assert hosts[way].root(["find", "/home", "/root", "-name", ".ansible"]).stdout == ""
     units = hosts[way].root(["systemctl", "list-units", "--all", "--plain", "--no-legend", "ddtoolkit*"])
     assert not units.stdout

@@ -109,13 +109,6 @@ def test_both_hosts_are_accepted_and_enabled(first: dict[str, Any], hosts: tuple
         assert host.root(["systemctl", "is-enabled", unit]).stdout.strip() == "enabled"
 
 
-def test_ansible_leaves_nothing_in_a_home(first: dict[str, Any], hosts: tuple[Host, Host]) -> None:
-    for host in hosts:
-        assert (
-            host.root(["sh", "-c", "ls -da /root/.ansible /home/*/.ansible 2>/dev/null; true"]).stdout == ""
-        )
-
-
 def test_the_key_reaches_the_server_and_nobody_else(first: dict[str, Any], hosts: tuple[Host, Host]) -> None:
     host = hosts[0]
     assert completion_status(host, KEY) == "200"
