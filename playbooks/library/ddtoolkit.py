@@ -119,6 +119,11 @@ findings:
   returned: operation is doctor or preflight
   type: list
   elements: str
+planned:
+  description: The steps that a deploy would take, with their reasons.
+  returned: operation is preflight, and there is something to do
+  type: list
+  elements: str
 outcome:
   description: How the change ended; null where there was nothing to do.
   returned: something was changed
@@ -215,9 +220,13 @@ def preflight(given: dict[str, Any], command: list[str], environment: dict[str, 
     if plan["empty"]:
         agent.close()
         return {"changed": False, "findings": [], "msg": "nothing to do"}
-    report = agent.ask("preflight", {**wanted, "actions": [step["action"] for step in plan["steps"]]})
+    planned = [f"{step['action']}: {'; '.join(step['reasons'])}" for step in plan["steps"]]
+    try:
+        report = agent.ask("preflight", {**wanted, "actions": [step["action"] for step in plan["steps"]]})
+    except AgentError as error:
+        raise AgentError("\n".join([str(error), "what a deploy would do there:", *planned])) from error
     agent.close()
-    return {"changed": False, "findings": lines(report)}
+    return {"changed": False, "findings": lines(report), "planned": planned}
 
 
 def examined(given: dict[str, Any], *, actions: list[str], refuse: bool = False) -> dict[str, Any]:

@@ -188,8 +188,9 @@ def test_what_sigkill_does_not_end_is_named_and_left(host: Host, inventory: Path
         pytest.skip("no freezer of control groups version 1 here")
     pythons = program(f"exec {MISBEHAVES}-d")
     frozen = host.path(f"{MISBEHAVES}-d")
-    talk = """#!/bin/sh\nwhile :; do echo '{"at": "copying to GPU 0"}'; sleep 0.1; done\n"""
-    frozen.write_text(talk, encoding="utf-8")  # it falls silent once it is frozen
+    talk = """print('{"at": "copying to GPU 0"}', flush=True)"""
+    text = f"#!/usr/bin/python3\nimport time\nwhile True:\n    {talk}\n    time.sleep(0.1)\n"
+    frozen.write_text(text, encoding="utf-8")  # it falls silent once it is frozen
     frozen.chmod(0o755)
     group = FREEZER / f"ddtoolkit-{os.getpid()}"
     group.mkdir()
@@ -198,6 +199,7 @@ def test_what_sigkill_does_not_end_is_named_and_left(host: Host, inventory: Path
     asking.start()
     try:
         pid = wait_for(lambda: outside(f"{MISBEHAVES}-d"))
+        wait_for(lambda: "wchar: 0\n" not in Path(f"/proc/{pid}/io").read_text(encoding="ascii"))
         (group / "cgroup.procs").write_text(str(pid), encoding="ascii")
         (group / "freezer.state").write_text("FROZEN", encoding="ascii")
         asking.join(60)

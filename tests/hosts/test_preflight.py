@@ -100,6 +100,7 @@ def test_a_playbook_is_stopped_by_the_same_words(host: Host, too_small: None, pl
     assert "nothing was touched, since the doctor found what would fail:" in said
     assert "ram: 512 MiB; expected 1.0 GiB at least; fix: " in said
     assert "mend it, or deploy all the same with ddtoolkit_ignore_checks: ram" in said
+    assert "what a deploy would do there:\\nprovision: " in said
     assert "PLAY [Provision]" not in said
     assert host.root(["getent", "passwd", "ddtoolkit"], check=False).returncode == 2
 
