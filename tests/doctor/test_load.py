@@ -60,33 +60,20 @@ def left_of(tmp_path: Path) -> list[str]:
     return found
 
 
-def test_two_ranks_on_a_cpu_measure_and_check_everything() -> None:
-    command = [sys.executable, "-P", "-m", "toolkit.doctor.load", "--device", "cpu", "--gpus", "3,5"]
-    command += ["--mib", "1", "--seconds", "0.02", "--iterations", "5", "--json"]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
+def test_without_a_profile_it_measures_what_it_is_told_to() -> None:
+    """One GPU, so that torch is loaded once: all-reduces are run below, and both on hosts."""
+    command = [sys.executable, "-P", "-m", "toolkit.doctor.load", "--device", "cpu", "--gpus", "3"]
+    command += ["--mib", "1", "--seconds", "0.02", "--json"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
-    assert (found["copying"]["end"], found["reducing"]["end"]) == ("done", "done")
-    assert [item["gpu"] for item in found["alone"]] == [3, 5]
-    assert {(item["source"], item["target"]) for item in found["peers"]} == {(3, 5), (5, 3)}
-    assert {(item["gpu"], item["bytes"]) for item in found["reduced"]} == {
-        (3, 8192), (3, 1 << 20), (5, 8192), (5, 1 << 20),
+    assert (found["copying"]["end"], found["reducing"]["end"]) == ("done", "skipped")
+    assert [(item["gpu"], item["wrong"]) for item in found["alone"]] == [(3, 0)]
+    assert set(found["figures"]) == {
+        "copy to GPU 3", "copy from GPU 3", "copy to GPU 3, all at once", "copy from GPU 3, all at once",
     }  # fmt: skip
-    assert all(
-        item["wrong"] == 0 for name in ("alone", "together", "peers", "reduced") for item in found[name]
-    )
     assert all(value > 0 for value in found["figures"].values())
-    assert set(found["figures"]) >= {
-        "copy to GPU 3", "copy from GPU 5, all at once", "peer GPU 3 to 5", "all-reduce 3,5, 8192 bytes s",
-        "all-reduce 3,5, 1048576 bytes",
-    }  # fmt: skip
 
 
 @pytest.fixture

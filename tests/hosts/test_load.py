@@ -142,7 +142,7 @@ def test_a_unit_whose_doctor_was_killed_ends_by_itself(host: Host, inventory: Pa
 
     def look() -> None:
         with contextlib.suppress(ToolkitError):  # it is killed
-            loaded(inventory, pythons=pythons, limit=1.5, silence=60.0)
+            loaded(inventory, pythons=pythons, limit=2.5, silence=60.0)
 
     looking = threading.Thread(target=look)
     looking.start()
@@ -195,7 +195,7 @@ def test_what_sigkill_does_not_end_is_named_and_left(host: Host, inventory: Path
     group = FREEZER / f"ddtoolkit-{os.getpid()}"
     group.mkdir()
     reports: list[Report] = []
-    asking = threading.Thread(target=lambda: reports.append(loaded(inventory, pythons=pythons, silence=2.0)))
+    asking = threading.Thread(target=lambda: reports.append(loaded(inventory, pythons=pythons, silence=4.0)))
     asking.start()
     try:
         pid = wait_for(lambda: outside(f"{MISBEHAVES}-d"))
