@@ -1,6 +1,7 @@
-"""Writes the hash-locked requirements of an engine's environment: `toolkit/build/locks/ENGINE.txt`.
+"""Writes hash-locked requirements: `toolkit/build/locks/ENGINE.txt` for hosts, `control.txt` for who deploys.
 
     pip install uv
+    python scripts/lock.py control
     python scripts/lock.py embedded --also torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl
 
 Names and ranges are those of pyproject.toml; uv resolves them for Linux and every supported Python at once,
@@ -21,11 +22,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCKS = ROOT / "toolkit" / "build" / "locks"
+CONTROL = "control"
 # What runs on a host besides the engine: the agent, the host's own command and the acceptance checks.
 HOST = ("httpx", "jinja2", "pydantic", "pyyaml", "rich", "typer")
-PINNED = {"embedded": ("torch==2.13.0", "numpy<2.4"), "sglang": ()}
+# On the control machine: the line of Ansible that the tests run, and the numpy that the engine has too.
+PINNED = {
+    "embedded": ("torch==2.13.0", "numpy<2.4"),
+    "sglang": (),
+    CONTROL: ("ansible-core==2.19.*", "numpy<2.4"),
+}
 EXTRA = {"embedded": "engine", "sglang": "sglang"}
-PYTHON = {"embedded": "3.11", "sglang": "3.12"}
+PYTHON = {"embedded": "3.11", "sglang": "3.12", CONTROL: "3.11"}
 # Only tests and benchmarks import it.
 LEFT_OUT = {"embedded": ("transformers",), "sglang": ()}
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
@@ -40,8 +47,10 @@ def name_of(requirement: str) -> str:
 
 
 def wanted(engine: str) -> list[str]:
-    """The requirements that are to be locked."""
+    """The requirements that are to be locked: an engine's, or the control machine's."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    if engine == CONTROL:
+        return [*project["dependencies"], *PINNED[CONTROL]]
     extra = project["optional-dependencies"][EXTRA[engine]]
     host = [item for item in project["dependencies"] if name_of(item) in HOST]
     return [*host, *(item for item in extra if name_of(item) not in LEFT_OUT[engine]), *PINNED[engine]]
@@ -74,7 +83,7 @@ def add_hash(lock: str, wheel: Path) -> str:
 def main() -> int:
     """Write one lock."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("engine", choices=sorted(EXTRA))
+    parser.add_argument("engine", choices=[*sorted(EXTRA), CONTROL])
     parser.add_argument("--also", type=Path, action="append", default=[], metavar="WHEEL")
     args = parser.parse_args()
     lock = resolve(wanted(args.engine), PYTHON[args.engine])

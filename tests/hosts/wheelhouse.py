@@ -1,4 +1,4 @@
-"""The real wheels of the embedded engine for a bare Debian 12 host, kept between runs."""
+"""The real wheels of the embedded engine for a bare Debian 12 host, and of who deploys, kept between runs."""
 
 import fcntl
 import importlib.metadata
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.hosts.rootfs import cache_folder
 from toolkit.build import wheelhouse
-from toolkit.build.libraries.lock import lock_of
+from toolkit.build.libraries.lock import CONTROL, lock_of
 
 PYTHON = "3.11"  # of Debian 12
 
@@ -24,14 +24,17 @@ def why_not() -> str | None:
 
 def filled() -> Path:
     """The folder, complete and as its checksums say."""
-    lock = lock_of("embedded")
-    folder = cache_folder() / f"wheelhouse-{lock.sha256[:16]}"
+    lock, control = lock_of("embedded"), lock_of(CONTROL)
+    folder = cache_folder() / f"wheelhouse-{lock.sha256[:16]}-{control.sha256[:16]}"
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     with folder.with_suffix(".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         if not (folder / wheelhouse.CHECKSUMS).is_file() or wheelhouse.verify(folder):
             target = wheelhouse.Target(PYTHON, platform.machine())
-            wheelhouse.make(lock, folder, target, [_torch(folder, target)], lambda _: None)
+            given = [_torch(folder, target)]
+            wheelhouse.make(lock, folder, target, given, lambda _: None, control=wheelhouse.here())
+        else:
+            wheelhouse.put_project(folder, control=True)
     return folder
 
 

@@ -1,4 +1,7 @@
-"""A folder with all that hosts without a package index install: wheels, lock, checksums, the toolkit."""
+"""A folder with all that machines without a package index install: wheels, locks, checksums, the toolkit.
+
+It serves the hosts and, so that a second trip is not needed for some 70 MB, the machine that deploys.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.markers import Marker
+from packaging.tags import Tag, compatible_tags, cpython_tags
 
-from toolkit.build.libraries.lock import CUDA, Lock, needs_cuda
+import toolkit
+from toolkit.build.libraries.lock import CONTROL, CUDA, Lock, lock_of, needs_cuda
+from toolkit.build.project_wheel import NAME, make_wheel
 from toolkit.errors import ConfigError, ToolkitError
 from toolkit.remote import package
 
 CHECKSUMS = "SHA256SUMS"  # as sha256sum(1) reads it
 _MARKER = re.compile(r";\s*([^\\\n]+)")
+_SUM = re.compile(r"[0-9a-f]{64}  [^/]+")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 _CHUNK = 1 << 20
 # Newest first: pip takes the first tag that a wheel matches.
@@ -63,13 +70,23 @@ class Target:
         }
         return found is None or Marker(found[1].strip()).evaluate(there)
 
+    def tags(self) -> list[Tag]:
+        """Tags of wheels that can be installed there, the best first (PEP 425)."""
+        version = (3, int(self.python.partition(".")[2]))
+        platforms = self._platforms()
+        own = cpython_tags(version, platforms=platforms)
+        return [*own, *compatible_tags(version, f"cp3{version[1]}", platforms)]
+
     def flags(self) -> list[str]:
         """What makes pip take wheels for there."""
-        tags = [f"manylinux_2_{minor}_{self.machine}" for minor in _GLIBC] + [f"manylinux2014_{self.machine}"]
         flags = ["--implementation", "cp", "--python-version", self.python]
-        for tag in tags:
-            flags += ["--platform", tag]
+        for platform_tag in self._platforms():
+            flags += ["--platform", platform_tag]
         return flags
+
+    def _platforms(self) -> list[str]:
+        found = [f"manylinux_2_{minor}_{self.machine}" for minor in _GLIBC]
+        return [*found, f"manylinux2014_{self.machine}"]
 
 
 def here() -> Target:
@@ -77,7 +94,15 @@ def here() -> Target:
     return Target(f"{sys.version_info.major}.{sys.version_info.minor}", platform.machine())
 
 
-def make(lock: Lock, out: Path, target: Target, given: Sequence[Path], say: Say) -> list[Path]:
+def make(
+    lock: Lock,
+    out: Path,
+    target: Target,
+    given: Sequence[Path],
+    say: Say,
+    *,
+    control: Target | None = None,
+) -> list[Path]:
     """Fill a folder; a run that was ended goes on with what is there.
 
     Args:
@@ -86,6 +111,8 @@ def make(lock: Lock, out: Path, target: Target, given: Sequence[Path], say: Say)
         target: the hosts.
         given: wheels to take instead of the index's, such as a build of torch without CUDA.
         say: called with lines of progress.
+        control: the machine that deploys, for which this project's own wheel and all that it needs are put
+            there too; None: they are left out.
 
     Returns:
         The wheels.
@@ -102,12 +129,38 @@ def make(lock: Lock, out: Path, target: Target, given: Sequence[Path], say: Say)
         if any(wheel.name.startswith("torch-") and not needs_cuda(wheel) for wheel in given):
             blocks = [block for block in blocks if not block.startswith(CUDA)]
         _download(blocks, out, target, say)
+        if control is not None:
+            wanted = [block for block in lock_of(CONTROL).blocks() if control.wants(block)]
+            _download(wanted, out, control, say)
         (out / f"{lock.engine}.txt").write_text(lock.text, encoding="utf-8")
-        (out / f"ddtoolkit-{package.digest()}.tar.gz").write_bytes(package.archive())
-        _write_checksums(out)
+        put_project(out, control=control is not None)
     except OSError as error:
         raise ToolkitError(f"{error.filename or out}: {error.strerror}") from None
     return sorted(out.glob("*.whl"))
+
+
+def put_project(out: Path, *, control: bool) -> None:
+    """Put this project itself into a folder in place of another version, and the folder's checksums.
+
+    Args:
+        out: the folder.
+        control: also its wheel, with a lock of it and all that it needs.
+
+    Raises:
+        ToolkitError: no wheel can be made of what runs.
+        OSError: the folder cannot be written.
+    """
+    made = {f"{NAME}-{package.digest()}.tar.gz"}
+    (out / f"{NAME}-{package.digest()}.tar.gz").write_bytes(package.archive())
+    if control:
+        wheel = make_wheel(out)
+        made.add(wheel.name)
+        pin = f"{NAME}=={toolkit.__version__} \\\n    --hash=sha256:{_sha256(wheel)}\n"
+        (out / f"{CONTROL}.txt").write_text(lock_of(CONTROL).text + pin, encoding="utf-8")
+    for path in (*out.glob(f"{NAME}-*.tar.gz"), *out.glob(f"{NAME}-*.whl")):
+        if path.name not in made:
+            path.unlink()
+    _write_checksums(out)
 
 
 def verify(folder: Path) -> list[str]:
@@ -116,21 +169,33 @@ def verify(folder: Path) -> list[str]:
     Raises:
         ToolkitError: it has no checksums.
     """
-    try:
-        lines = (folder / CHECKSUMS).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ToolkitError(
-            f"{folder / CHECKSUMS}: {error.strerror}", hint="ddtoolkit wheelhouse makes it"
-        ) from None
     faults = []
-    for line in lines:
-        wanted, _, name = line.partition("  ")
-        path = folder / Path(name).name
+    for name, wanted in checksums(folder).items():
+        path = folder / name
         if not path.is_file():
             faults.append(f"{path.name} is missing")
         elif _sha256(path) != wanted:
             faults.append(f"{path.name} differs from its checksum")
     return faults
+
+
+def checksums(folder: Path) -> dict[str, str]:
+    """SHA-256 of each file of a wheelhouse by its name, as its checksums say.
+
+    Raises:
+        ToolkitError: it has none, or they are damaged.
+    """
+    path = folder / CHECKSUMS
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "is no text"
+        raise ToolkitError(f"{path}: {reason}", hint="ddtoolkit wheelhouse makes it") from None
+    for number, line in enumerate(lines, 1):
+        if _SUM.fullmatch(line) is None:
+            hint = f"ddtoolkit wheelhouse --out {folder} mends it"
+            raise ToolkitError(f"{path}:{number}: is no checksum and name: {line[:80]!r}", hint=hint)
+    return {line[66:]: line[:64] for line in lines}
 
 
 def _take(wheel: Path, blocks: list[str], out: Path) -> list[str]:

@@ -30,10 +30,20 @@ def wheelhouse(
         list[Path] | None,
         typer.Option("--with", metavar="WHEEL", help="Take this file for its library; may be repeated."),
     ] = None,
+    control: Annotated[
+        bool,
+        typer.Option(
+            "--control/--no-control", help="Also this tool with all it needs, for a machine that deploys."
+        ),
+    ] = True,
+    control_python: Annotated[
+        str | None,
+        typer.Option("--control-python", metavar="VERSION", help="That machine's Python; unset: this one's."),
+    ] = None,
     check: Annotated[bool, typer.Option("--check", help="Only compare it with its checksums.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Fill a folder with all that hosts without a package index install; hashes are checked."""
+    """Fill a folder with all that machines without a package index install; hashes are checked."""
     from toolkit.build import wheelhouse as house
     from toolkit.build.libraries.lock import lock_of
 
@@ -49,10 +59,14 @@ def wheelhouse(
         return
     like = house.here()
     target = house.Target(python or like.python, machine or like.machine)
-    wheels = house.make(lock_of(engine), out, target, given or (), say)
+    deploying = house.Target(control_python or like.python, like.machine) if control else None
+    wheels = house.make(lock_of(engine), out, target, given or (), say, control=deploying)
     size = sum(wheel.stat().st_size for wheel in wheels)
     if as_json:
         emit({"ok": True, "folder": str(out), "wheels": [wheel.name for wheel in wheels], "bytes": size})
         return
     answer(f"{out}: {len(wheels)} wheels for Python {target.python} on {target.machine}, {size >> 20} MiB")
-    say("bring it to the hosts and set host.wheelhouse to where it lies there")
+    if control:
+        words = f"pip install --no-index --find-links {out} --require-hashes -r {out}/control.txt"
+        say(f"this tool there: {words}")
+    say(f"the hosts: ddtoolkit deploy profile NAME -i INVENTORY --wheelhouse {out}")

@@ -13,6 +13,7 @@ from pathlib import Path
 from toolkit.errors import ConfigError
 
 LOCKS = Path(__file__).resolve().parents[1] / "locks"
+CONTROL = "control"  # the lock of the machine that deploys; every other one is an engine's
 CUDA = ("nvidia-", "cuda-", "triton")  # how the names begin of what only a torch with CUDA asks for
 _NEEDS_CUDA = re.compile(r"^Requires-Dist: (?:nvidia|cuda)-", re.MULTILINE)
 _DIGITS = 16
@@ -58,6 +59,11 @@ class Lock:
         matches = map(_REQUIREMENT.match, self.blocks())
         return {match[1]: match[2] for match in matches if match}
 
+    def pins(self) -> set[tuple[str, str]]:
+        """Distribution and version of each requirement, whatever its marker."""
+        matches = map(_REQUIREMENT.match, self.blocks())
+        return {(match[1], match[2]) for match in matches if match}
+
     def only(self, wanted: Callable[[str], bool]) -> str:
         """The requirement file with those distributions alone whose names are `wanted`."""
         return "".join(block for block in self.blocks() if (m := _REQUIREMENT.match(block)) and wanted(m[1]))
@@ -74,10 +80,15 @@ def lock_of(engine: str) -> Lock:
     try:
         return Lock(engine, path.read_text(encoding="utf-8"))
     except OSError as error:
-        known = ", ".join(sorted(item.stem for item in LOCKS.glob("*.txt")))
         raise ConfigError(
-            f"engine {engine!r} has no locked requirements: {error.strerror}", hint=f"one of: {known}"
+            f"engine {engine!r} has no locked requirements: {error.strerror}",
+            hint=f"one of: {', '.join(engines())}",
         ) from None
+
+
+def engines() -> list[str]:
+    """Names of the engines that have a lock."""
+    return sorted(path.stem for path in LOCKS.glob("*.txt") if path.stem != CONTROL)
 
 
 def needs_cuda(wheel: Path) -> bool:
