@@ -88,6 +88,11 @@ class Layout:
         return self._under("/var/lib/ddtoolkit/models", "models")
 
     @property
+    def wheels(self) -> Path:
+        """Wheels that were brought from the control machine, of all services."""
+        return self._under("/var/lib/ddtoolkit/wheels", "wheels")
+
+    @property
     def state(self) -> Path:
         """State of all services."""
         return self._under("/var/lib/ddtoolkit/state", "state")

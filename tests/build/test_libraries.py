@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.build.wheels import lock_for, make_wheel
+from toolkit.build.libraries import detached
 from toolkit.build.libraries.install import MARKER, Place, damage, ensure, interpreter
 from toolkit.build.libraries.lock import lock_of, needs_cuda
 from toolkit.errors import ConfigError, ToolkitError
@@ -126,6 +127,26 @@ def test_the_lock_of_the_embedded_engine_has_a_hash_for_every_requirement():
     assert all("--hash=sha256:" in block for block in lock.blocks())
     assert {"torch", "pydantic", "httpx", "pyyaml", "fastapi"} <= lock.versions().keys()
     assert "://" not in lock.text
+
+
+def test_a_watcher_hears_of_work_that_says_nothing(tmp_path, monkeypatch):
+    log = tmp_path / "thing.log"
+    runs = iter([True, True, True, False])
+
+    def running(_):
+        found = next(runs)
+        if not found:
+            log.write_text('{"changed": true}\n')
+        return found
+
+    monkeypatch.setattr(detached, "_runs", running)
+    monkeypatch.setattr(detached, "_start", lambda *_: None)
+    monkeypatch.setattr(detached, "_POLL", 0.02)
+    monkeypatch.setattr(detached, "_BEAT", 0.01)
+    told: list[dict] = []
+    assert detached.watch("thing", [], tmp_path, told.append) == 0
+    assert told[0] == {"beat": 1}
+    assert told[-1] == {"changed": True}
 
 
 def test_an_engine_without_a_lock_is_refused():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,6 +22,7 @@ from toolkit.cli.options import (
     Seed,
     Sets,
     Verbose,
+    Wheelhouse,
     Yes,
 )
 from toolkit.cli.output import answer, emit, say, tell_doubts
@@ -29,7 +31,9 @@ from toolkit.errors import EXIT_DIFFERENT, ConfigError
 
 if TYPE_CHECKING:
     from toolkit.deploy.prepare import Prepared
+    from toolkit.fleet.wheels import Here
     from toolkit.profile.loading import ResolvedProfile
+    from toolkit.profile.schema import Profile
     from toolkit.release.request import Outcome
 
 HERE = "this machine"
@@ -59,6 +63,7 @@ def deploy_profile(
     lock_wait: LockWait = 0.0,
     new_baseline: NewBaseline = False,
     seed: Seed = None,
+    wheelhouse: Wheelhouse = None,
     ignored: IgnoredChecks = None,
     verbose: Verbose = False,
     as_json: Json = False,
@@ -72,9 +77,8 @@ def deploy_profile(
     if where is not None:
         manner = fleet.Manner(yes, verbose, as_json, lock_wait)
         wanted = overlays or (), sets or ()
-        fleet.deploy(
-            name, *wanted, where, manner, new_baseline=new_baseline, seed=seed, ignored=ignored or ()
-        )
+        options: dict[str, Any] = {"seed": seed, "wheelhouse": wheelhouse, "ignored": ignored or ()}
+        fleet.deploy(name, *wanted, where, manner, new_baseline=new_baseline, **options)
         return
     from toolkit.cli.progress import Lines
     from toolkit.deploy.flow import deploy, describe
@@ -88,11 +92,13 @@ def deploy_profile(
     resolved = _load(name, overlays, sets)
     watcher = Lines(verbose=verbose).watcher()
     profile = resolved.profile
+    wheels = _wheels_here(profile, wheelhouse)
     with reserve(
         layout_of(profile), profile.name, f"deploy profile {name}", wait=lock_wait, on_event=watcher.event
     ):
         prepared = prepare(resolved)
-        show_plan(prepared.plan.to_json(), HERE, say)
+        told = prepared.plan.to_json()
+        show_plan(told if wheels is None else wheels.planned(told), HERE, say)
         if prepared.plan.empty:
             _finish(prepared, None, as_json=as_json)
             return
@@ -110,6 +116,8 @@ def deploy_profile(
             require_secrets(profile)
         passed_over = (*(ignored or ()), *mended_by(item.action for item in prepared.plan.steps))
         preflight(report_here(examination(profile, weights=False, ignored=passed_over)), watcher.step)
+        if wheels is not None:
+            wheels.bring(watcher.step, watcher.line)
         judging = Judging(new_baseline=new_baseline)
         outcome = deploy(prepared, watcher, lock_wait=lock_wait, judging=judging, ignored=ignored or ())
     _finish(prepared, outcome, as_json=as_json)
@@ -122,6 +130,7 @@ def plan(
     inventory: Inventories = None,
     limit: Limit = None,
     parallel: Parallel = 8,
+    wheelhouse: Wheelhouse = None,
     check: Annotated[
         bool, typer.Option("--check", help="Also run Ansible in check mode, and show what it would change.")
     ] = False,
@@ -133,13 +142,17 @@ def plan(
     """Show what a deploy would do and why; changes nothing."""
     where = fleet.where(inventory, limit, parallel=parallel)
     if where is not None:
-        if fleet.plan(name, overlays or (), sets or (), where, check=check, as_json=as_json) and exit_code:
+        options: dict[str, Any] = {"wheelhouse": wheelhouse, "check": check, "as_json": as_json}
+        if fleet.plan(name, overlays or (), sets or (), where, **options) and exit_code:
             raise typer.Exit(EXIT_DIFFERENT)
         return
     from toolkit.deploy.prepare import prepare
 
     prepared = prepare(resolved := _load(name, overlays, sets))
-    told = prepared.plan.to_json() | {"overrides": [item.to_json() for item in resolved.overrides]}
+    told = prepared.plan.to_json()
+    if (wheels := _wheels_here(resolved.profile, wheelhouse)) is not None:
+        told = wheels.planned(told)
+    told |= {"overrides": [item.to_json() for item in resolved.overrides]}
     show_plan(told, HERE, say if as_json else answer)
     if check:
         from toolkit.provision.playbook import run_local
@@ -151,6 +164,14 @@ def plan(
         emit(told)
     if exit_code and (prepared.plan.by_hand or not prepared.plan.empty):
         raise typer.Exit(EXIT_DIFFERENT)
+
+
+def _wheels_here(profile: Profile, wheelhouse: Path | None) -> Here | None:
+    if wheelhouse is None:
+        return None
+    from toolkit.fleet.wheels import Here, order_of
+
+    return Here(order_of(profile, wheelhouse))
 
 
 def _load(name: str, overlays: Overlays, sets: Sets) -> ResolvedProfile:

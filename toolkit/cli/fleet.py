@@ -83,6 +83,7 @@ def deploy(
     *,
     new_baseline: bool,
     seed: str | None = None,
+    wheelhouse: Path | None = None,
     ignored: Sequence[str] = (),
 ) -> None:
     """Deploy a profile on the hosts that carry it."""
@@ -100,13 +101,14 @@ def deploy(
         provision,
         untouched,
     )
+    from toolkit.fleet.wheels import bring_wheels, check_wheels
     from toolkit.profile.loading import load_profile
     from toolkit.weights.fanout import Spread
 
     resolved = load_profile(name, overlays=overlays, sets=sets)
     tell_doubts(resolved)
     hosts = carrying(found(), where, resolved.profile.name)
-    wanted = desired(resolved)
+    wanted = desired(resolved, wheelhouse)
     command = f"deploy profile {wanted.service}"
     with Connections(hosts, python=resolved.profile.host.python) as connections:
         names, wait, limit = list(connections.hosts), manner.lock_wait, where.parallel
@@ -119,12 +121,14 @@ def deploy(
         require_yes(yes=manner.yes, as_json=manner.as_json)
         undone = {item.host: item.value["undone"] for item in plans if item.value is not None}
         confirm_undone(undone, yes=manner.yes)
+        check_wheels(wanted.wheels, plans)
         options = {"lock_wait": manner.lock_wait, "new_baseline": new_baseline, "ignored": list(ignored)}
         with Board([host.name for host in hosts], verbose=manner.verbose) as board:
             plans = examine(
                 resolved.profile, wanted, connections, plans, board.tell, ignored=ignored, limit=limit
             )
             plans = provision(wanted, where.inventory, plans, board.tell)
+            plans = bring_wheels(wanted.wheels, connections.hosts, plans, board.tell, limit=limit)
             plans = equip(
                 wanted.bare, wanted.args(), connections, plans, board.tell, command=command, limit=limit
             )
@@ -143,6 +147,7 @@ def plan(
     sets: Sequence[str],
     where: Where,
     *,
+    wheelhouse: Path | None = None,
     check: bool = False,
     as_json: bool = False,
 ) -> bool:
@@ -156,7 +161,7 @@ def plan(
     resolved = load_profile(name, overlays=overlays, sets=sets)
     tell_doubts(resolved)
     hosts = carrying(found(), where, resolved.profile.name)
-    wanted, tell = desired(resolved), say if as_json else answer
+    wanted, tell = desired(resolved, wheelhouse), say if as_json else answer
     with Connections(hosts, python=resolved.profile.host.python) as connections:
         plans = plan_everywhere(wanted, connections, limit=where.parallel)
     _show_plans(plans, tell)

@@ -77,7 +77,7 @@ def prune(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Remove environments and copies of the toolkit that no release of any service needs."""
+    """Remove environments, wheels and copies of the toolkit that no release of any service needs."""
     where = fleet.where(inventory, limit)
     if not dry:
         require_yes(yes=yes, as_json=as_json)

@@ -86,6 +86,14 @@ Seed = Annotated[
         help="Host from which the others fetch checkpoints; `none`: each from the source. Unset: the first.",
     ),
 ]
+Wheelhouse = Annotated[
+    Path | None,
+    typer.Option(
+        "--wheelhouse",
+        metavar="DIR",
+        help="Folder here, made by `ddtoolkit wheelhouse`: the hosts are brought the wheels that they lack.",
+    ),
+]
 Parallel = Annotated[
     int, typer.Option("--parallel", min=1, max=256, help="Hosts that are looked at at the same time.")
 ]

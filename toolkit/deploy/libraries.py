@@ -8,8 +8,10 @@ from typing import Any
 
 from toolkit.build.environment import Environment, environment_under, locked_environment
 from toolkit.build.libraries.detached import may_detach, watch
-from toolkit.build.libraries.install import Place, damage, ensure
+from toolkit.build.libraries.install import damage, ensure
 from toolkit.build.libraries.lock import Lock, lock_of
+from toolkit.build.libraries.place import place_in
+from toolkit.build.wheels.store import Store
 from toolkit.errors import ToolkitError
 from toolkit.layout import Layout
 from toolkit.profile.schema import Profile
@@ -37,14 +39,19 @@ def lacking(profile: Profile, layout: Layout) -> str | None:
     lock = lock_for(profile)
     if lock is None or damage(layout.environments / lock.folder_name, lock.sha256) is None:
         return None
-    return to_install(profile, lock)
+    return from_store(lock, layout) if Store(layout).brought(lock) else to_install(profile, lock)
 
 
 def to_install(profile: Profile, lock: Lock) -> str:
-    """What is to be installed and from where, in words."""
+    """What is to be installed on a host to which no wheels were brought, and from where, in words."""
     source = profile.host.wheelhouse
     where = "the package index" if source is None else f"the wheelhouse {source}"
     return f"{lock.folder_name}: the locked libraries of the {lock.engine} engine, from {where}"
+
+
+def from_store(lock: Lock, layout: Layout) -> str:
+    """What is to be installed from wheels that were brought, or will be by then, in words."""
+    return f"{lock.folder_name}: the locked libraries of the {lock.engine} engine, from {layout.wheels}"
 
 
 def arguments(profile: Profile, lock: Lock) -> list[str]:
@@ -68,7 +75,7 @@ def install(profile: Profile, layout: Layout, say: Callable[[str], None]) -> Non
         return
     if not may_detach():
         wheelhouse = None if profile.host.wheelhouse is None else Path(profile.host.wheelhouse)
-        ensure(lock, Place(layout.environments, layout.caches / "wheels", wheelhouse), say)
+        ensure(lock, place_in(layout, lock, wheelhouse), say)
         return
     last: dict[str, Any] = {}
 

@@ -9,12 +9,14 @@ from typing import Any
 
 from toolkit.build.libraries.detached import MODULE
 from toolkit.build.libraries.install import interpreter
+from toolkit.build.libraries.lock import Lock
 from toolkit.deploy.libraries import arguments, lock_for
 from toolkit.deploy.locate import layout_of
 from toolkit.doctor.request import examination, load_request
 from toolkit.errors import ToolkitError
 from toolkit.layout import PYTHON, TOOL
 from toolkit.profile.loading import ResolvedProfile
+from toolkit.profile.schema import Profile
 from toolkit.provision.gpu_host import gpu_host_settings
 from toolkit.provision.requirements import requirements
 from toolkit.remote import package
@@ -26,10 +28,10 @@ def playbook_settings(resolved: ResolvedProfile) -> dict[str, Any]:
 
     Returns:
         `directories`, `packages`, `min_free_bytes`, `user` and `home` for provisioning; `gpu_host` for
-        `gpu.yml`, null where the profile names no driver; `tool` (folder on the
-        host, name of the archive), `libraries` (module and arguments; empty where an interpreter has them)
-        and `python` for the build; `weights` (a request a checkpoint) for fetching them; `doctor` (what a
-        host is examined for, and what it is loaded with); `profile` and `sources` (base64) for the
+        `gpu.yml`, null where the profile names no driver; `tool` (folder on the host, name of the archive),
+        `libraries` (module and arguments; empty where an interpreter has them), `wheels` (their lock; null
+        likewise) and `python` for the build; `weights` (a request a checkpoint) for fetching them; `doctor`
+        (what a host is examined for, and what it is loaded with); `profile` and `sources` (base64) for the
         installation.
     """
     profile = resolved.profile
@@ -44,6 +46,7 @@ def playbook_settings(resolved: ResolvedProfile) -> dict[str, Any]:
         "gpu_host": gpu_host_settings(profile),
         "tool": {"folder": f"{TOOL}/{package.digest()}", "archive": name},
         "libraries": [] if lock is None else [MODULE, *arguments(profile, lock)],
+        "wheels": None if lock is None else _wheels(profile, lock),
         "python": python,
         "weights": weights.requests(profile),
         "doctor": {"examination": examination(profile), "load": load_request(profile)},
@@ -51,6 +54,17 @@ def playbook_settings(resolved: ResolvedProfile) -> dict[str, Any]:
         "sources": {
             item.path.name: base64.b64encode(item.path.read_bytes()).decode() for item in resolved.sources
         },
+    }
+
+
+def _wheels(profile: Profile, lock: Lock) -> dict[str, Any]:
+    """Which wheels `ddtoolkit_wheelhouse` is asked for."""
+    return {
+        "engine": lock.engine,
+        "lock": lock.sha256,
+        "environment": lock.folder_name,
+        "root": profile.host.root,
+        "min_free": profile.host.min_free_disk,
     }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from toolkit.build.environment import Environment
@@ -108,9 +107,16 @@ def equip(
 def _install(bare: Bare, connections: Connections, name: str, tell: TellHost) -> None:
     """Run the installation, and watch it again where the connection breaks: it goes on by itself."""
     host, end = connections.hosts[name], 0.0
+
+    def heard(message: dict[str, Any]) -> None:
+        nonlocal end
+        if "connected" not in message:
+            end = 0.0  # it is there and at work, however long that takes
+        tell(name, message)
+
     while True:
         try:
-            run_module(host, bare.module, partial(tell, name))
+            run_module(host, bare.module, heard)
         except UnreachableError as error:
             end = end or time.monotonic() + _PATIENCE
             if time.monotonic() > end:

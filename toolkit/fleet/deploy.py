@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from toolkit.build.wheels.send import Order
 from toolkit.deploy.locate import layout_of
 from toolkit.doctor.ask import report_of
 from toolkit.doctor.preflight import mended_by, preflight
@@ -19,6 +20,7 @@ from toolkit.fleet.connections import Connections
 from toolkit.fleet.drain import TellHost, drained
 from toolkit.fleet.many import at_once
 from toolkit.fleet.results import HostResult
+from toolkit.fleet.wheels import order_of, with_wheels
 from toolkit.profile.loading import ResolvedProfile
 from toolkit.profile.schema import Profile
 from toolkit.profile.secrets import SECRETS, require_secrets, resolve_secret
@@ -40,6 +42,7 @@ class Desired:
         settings: the variables of the provision playbook.
         bare: what hosts need that have nothing of the toolkit yet; None where such a host is an error.
         weights: what hosts are asked for, one a checkpoint that is fetched.
+        wheels: what they are to have of a wheelhouse here; None where they take libraries from elsewhere.
     """
 
     service: str
@@ -49,19 +52,26 @@ class Desired:
     settings: dict[str, Any] = field(default_factory=dict)
     bare: Bare | None = None
     weights: Sequence[dict[str, Any]] = ()
+    wheels: Order | None = None
 
     def args(self) -> dict[str, Any]:
         """What the agent's `plan` takes."""
         return {"profile": self.data, "sources": self.sources, "secrets": self.secrets}
 
 
-def desired(resolved: ResolvedProfile) -> Desired:
+def desired(resolved: ResolvedProfile, wheelhouse: Path | None = None) -> Desired:
     """A profile for hosts: its secrets are read here and go to a private file of the release there.
+
+    Args:
+        resolved: the profile.
+        wheelhouse: folder on this machine with wheels that are brought to the hosts.
 
     Raises:
         ConfigError: a secret cannot be read.
+        ToolkitError: the folder is no wheelhouse.
     """
     profile = resolved.profile
+    wheels = None if wheelhouse is None else order_of(profile, wheelhouse)
     require_secrets(profile)
     secrets = {
         key.replace("_", "-"): resolve_secret(reference).reveal()
@@ -71,7 +81,7 @@ def desired(resolved: ResolvedProfile) -> Desired:
     files = {item.path.name: base64.b64encode(item.path.read_bytes()).decode() for item in resolved.sources}
     settings = requirements(profile, layout_of(profile)).settings()
     bare, weights = bare_of(profile, resolved.data), requests(profile)
-    return Desired(profile.name, resolved.data, files, secrets, settings, bare, weights)
+    return Desired(profile.name, resolved.data, files, secrets, settings, bare, weights, wheels)
 
 
 def plan_everywhere(
@@ -82,7 +92,9 @@ def plan_everywhere(
     names = [name for name in connections.hosts if name not in known]
     found = at_once(names, lambda name: connections.call(name, "plan", wanted.args()), limit=limit)
     plans = with_bare([*known.values(), *found], wanted.bare)
-    return sorted(with_weights(plans, wanted.weights, connections.hosts, limit), key=lambda item: item.host)
+    plans = with_weights(plans, wanted.weights, connections.hosts, limit)
+    plans = with_wheels(plans, wanted.wheels, connections.hosts, limit)
+    return sorted(plans, key=lambda item: item.host)
 
 
 def examine(

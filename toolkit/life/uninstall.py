@@ -192,7 +192,8 @@ def _remove_unused(layout: Layout, done: Removal, young: float | None = None) ->
 
 def _remove_folders(layout: Layout, done: Removal) -> None:
     """The toolkit's own folders; checkpoints stay where there are any."""
-    for path in (layout.services, layout.environments, layout.logs, layout.caches, layout.state):
+    gone = (layout.services, layout.environments, layout.wheels, layout.logs, layout.caches, layout.state)
+    for path in gone:
         _remove_path(path, done)
     if layout.models.is_dir():
         if any(layout.models.iterdir()):

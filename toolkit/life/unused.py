@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import toolkit
+from toolkit.build.wheels.store import Store
 from toolkit.errors import ToolkitError
 from toolkit.layout import TOOL, Layout
 from toolkit.release.host import ServiceHost
@@ -29,11 +30,11 @@ _COPY = re.compile(r"[0-9a-f]{16}")
 
 @dataclass(frozen=True, slots=True)
 class Unused:
-    """A folder that nothing needs.
+    """A folder or file that nothing needs.
 
     Attributes:
-        path: the folder.
-        what: `libraries`, `code` or `toolkit`.
+        path: it.
+        what: `libraries`, `code`, `toolkit` or `wheel`.
         size: bytes that it takes on the disk.
     """
 
@@ -68,7 +69,9 @@ def unused(layout: Layout, *, young: float = YOUNG) -> list[Unused]:
         with contextlib.suppress(FileNotFoundError):
             if path not in needed and time.time() - path.stat().st_mtime > young and not _in_work(path):
                 found.append(Unused(path, what, _size(path)))
-    return found
+    libraries = {path.name for path in needed if _LIBRARIES.fullmatch(path.name)}
+    wheels = Store(layout).unused(libraries, young)
+    return [*found, *(Unused(path, "wheel", _blocks(path)) for path in wheels)]
 
 
 def remove(found: Unused) -> None:
@@ -79,6 +82,9 @@ def remove(found: Unused) -> None:
     """
     trash = found.path.with_name(f".removed-{found.path.name}.{os.getpid()}")
     try:
+        if found.what == "wheel":
+            found.path.unlink(missing_ok=True)
+            return
         found.path.rename(trash)
         shutil.rmtree(trash)
         found.path.with_name(f".{found.path.name}.lock").unlink(missing_ok=True)
@@ -139,7 +145,11 @@ def _in_work(path: Path) -> bool:
 def _size(folder: Path) -> int:
     total = 0
     for root, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += (Path(root) / name).lstat().st_blocks * 512
+        total += sum(_blocks(Path(root) / name) for name in names)
     return total
+
+
+def _blocks(path: Path) -> int:
+    with contextlib.suppress(OSError):
+        return path.lstat().st_blocks * 512
+    return 0

@@ -15,6 +15,7 @@ from toolkit.profile.recorded import restarts
 Action = Literal[
     "provision",
     "repair",
+    "wheels",
     "libraries",
     "weights",
     "build",

@@ -44,11 +44,20 @@ def _on_event(event: dict[str, Any]) -> bool:
                 "task": data.get("task", ""),
                 "host": data.get("host", ""),
                 "outcome": outcome,
-                "message": str(result.get("msg") or (outcome != "ok" and result.get("stderr")) or ""),
+                "message": _message(result, outcome),
                 "diff": diff_text(result) if outcome == "changed" else "",
             }
         )
     return False
+
+
+def _message(result: dict[str, Any], outcome: str) -> str:
+    """What Ansible says of a task; of gathered facts the reason lies with the module that failed."""
+    said = [str(result.get("msg") or (outcome != "ok" and result.get("stderr")) or "")]
+    for failed in (result.get("failed_modules") or {}).values():
+        words = str(failed.get("module_stderr") or failed.get("module_stdout") or failed.get("msg") or "")
+        said.append(" ".join(words.split())[:500])
+    return " ".join(filter(None, said))
 
 
 def _options(request: dict[str, Any]) -> list[str]:

@@ -26,6 +26,7 @@ from toolkit.remote.options import become_root, ssh_options
 from toolkit.remote.ssh import SILENCE, connect, lost
 
 _STDERR_KEPT = 2000
+_PIECE = 1 << 16
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -166,7 +167,7 @@ def agent_on(host: Host, *, python: str | None = None) -> Iterator[Agent]:
         NotReadyError: the host's interpreter lacks what the agent needs.
     """
     if host.local:
-        with _here() as stream, (agent := Agent(host.name, stream, "")).beating():
+        with _here("toolkit.hostside") as stream, (agent := Agent(host.name, stream, "")).beating():
             yield agent
         return
     with _bootstrapped(host) as agent:
@@ -193,9 +194,8 @@ def run_module(
         UnreachableError: the host cannot be reached, or the connection broke.
         ToolkitError: the module failed: the error that it wrote.
     """
-    with _bootstrapped(host) as agent:
+    with module_on(host, module) as agent:
         tell({"connected": host.name})
-        _settle(agent, None, run=module)
         if request is not None:
             agent.send(request)
         while True:
@@ -205,6 +205,27 @@ def run_module(
             if "changed" in message:
                 return message
             tell(message)
+
+
+@contextmanager
+def module_on(host: Host, module: Sequence[str]) -> Iterator[Agent]:
+    """A module of the toolkit that runs on a host for the body, which talks with it; it ends with its input.
+
+    Args:
+        host: the host; on this machine the module runs under this interpreter and as this user.
+        module: name of the module, and its arguments.
+
+    Raises:
+        UnreachableError: the host cannot be reached or logged in to.
+        ToolkitError: the toolkit cannot be put there.
+    """
+    if host.local:
+        with _here(*module) as stream:
+            yield Agent(host.name, stream, "")
+        return
+    with _bootstrapped(host) as agent:
+        _settle(agent, None, run=module)
+        yield agent
 
 
 @contextmanager
@@ -263,7 +284,17 @@ class _Channel:
         self._errors = bytearray()
 
     def write(self, data: bytes) -> None:
-        self._channel.sendall(data)
+        left, end = memoryview(data), time.monotonic() + SILENCE
+        while left:
+            try:
+                count = self._channel.send(bytes(left[:_PIECE]))
+            except TimeoutError:  # of one wait, which `read` set; the host may only be slow
+                if time.monotonic() > end:
+                    raise
+                continue
+            if not count:
+                raise EOFError("the connection was closed")
+            left, end = left[count:], time.monotonic() + SILENCE
 
     def read(self, timeout: float) -> bytes:
         end = time.monotonic() + timeout
@@ -309,9 +340,9 @@ class _Pipes:
 
 
 @contextmanager
-def _here() -> Iterator[_Pipes]:
-    """An agent on this machine (`ansible_connection: local`), under this interpreter and as this user."""
-    command = [sys.executable, "-P", "-m", "toolkit.hostside"]
+def _here(*module: str) -> Iterator[_Pipes]:
+    """A module on this machine (`ansible_connection: local`), under this interpreter and as this user."""
+    command = [sys.executable, "-P", "-m", *module]
     environment = os.environ | {"PYTHONPATH": str(Path(bootstrap.__file__).parents[2])}
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, bufsize=0

@@ -1,8 +1,9 @@
 """`python -m toolkit.build.libraries ENGINE`: installs an engine's libraries on this host, or finds them.
 
-One JSON object a line on standard output: `{"line": ...}` for progress, at last `{"changed": ..., "folder":
-...}` or `{"error": ..., "hint": ...}` with status 1. Run as root under systemd, a transient unit does the
-work: it goes on when the connection of whoever asked for it breaks, and whoever asks next watches it too.
+One JSON object a line on standard output: `{"line": ...}` for progress, `{"beat": 1}` while there is none, at
+last `{"changed": ..., "folder": ...}` or `{"error": ..., "hint": ...}` with status 1. Run as root under
+systemd, a transient unit does the work: it goes on when the connection of whoever asked for it breaks, and
+whoever asks next watches it too.
 """
 
 from __future__ import annotations
@@ -14,15 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.build.libraries.detached import may_detach, watch
-from toolkit.build.libraries.install import Place, ensure
+from toolkit.build.libraries.install import ensure
 from toolkit.build.libraries.lock import lock_of
+from toolkit.build.libraries.place import place_in
 from toolkit.errors import ToolkitError
 from toolkit.layout import Layout
-
-
-def place_in(layout: Layout, wheelhouse: Path | None) -> Place:
-    """Where libraries lie in a layout."""
-    return Place(layout.environments, layout.caches / "wheels", wheelhouse)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     layout = Layout(args.root)
     try:
         lock = lock_of(args.engine)
-        place = place_in(layout, args.wheelhouse)
+        place = place_in(layout, lock, args.wheelhouse)
         if args.in_unit or not may_detach():
             changed = ensure(lock, place, lambda text: _tell({"line": text}))
         else:

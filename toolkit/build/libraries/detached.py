@@ -16,6 +16,7 @@ from toolkit.service.transient import python_environment
 
 MODULE = "toolkit.build.libraries"
 _POLL = 0.2
+_BEAT = 5.0
 _BOOTED = Path("/run/systemd/system")  # sd_booted(3)
 _STATES = ("active", "activating", "deactivating", "reloading")
 
@@ -76,10 +77,11 @@ def _start(unit: str, what: str, module: str, arguments: Sequence[str], log: Pat
 
 
 def _follow(unit: str, log: Path, tell: Tell) -> dict[str, Any]:
-    """Tell what is written, until the unit has ended; the last object."""
+    """Tell what is written, and now and then that it goes on, until the unit has ended; the last object."""
     last: dict[str, Any] = {}
     read = b""
     position = 0
+    told = time.monotonic()
     while True:
         running = _runs(unit)
         try:
@@ -96,6 +98,11 @@ def _follow(unit: str, log: Path, tell: Tell) -> dict[str, Any]:
             tell(last)
         if not running:
             return last
+        if lines:
+            told = time.monotonic()
+        elif time.monotonic() - told > _BEAT:
+            told = time.monotonic()
+            tell({"beat": 1})  # pip says nothing for minutes; whoever listens would take this host for lost
         time.sleep(_POLL)
 
 

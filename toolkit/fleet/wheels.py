@@ -1,0 +1,154 @@
+"""Bringing wheels from this machine to the hosts of a deploy, before anything there needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from toolkit.build.wheels.house import open_house
+from toolkit.build.wheels.send import Order, bring, needed_by
+from toolkit.build.wheels.store import Wheel
+from toolkit.deploy.libraries import from_store, lock_for
+from toolkit.errors import ConfigError, ToolkitError
+from toolkit.fleet.many import at_once
+from toolkit.fleet.results import HostResult
+from toolkit.inventory.host import Host
+from toolkit.profile.schema import Profile
+
+TellHost = Callable[[str, dict[str, Any]], None]
+
+
+def order_of(profile: Profile, folder: Path) -> Order:
+    """What hosts of a profile are to have of a wheelhouse here.
+
+    Raises:
+        ConfigError: nothing is installed for this profile.
+        ToolkitError: the folder is no wheelhouse.
+    """
+    lock = lock_for(profile)
+    if lock is None:
+        why = (
+            "its manager is not systemd" if profile.host.python is None else "host.python names what has them"
+        )
+        raise ConfigError(f"--wheelhouse: no libraries are installed for {profile.name}: {why}")
+    return Order(open_house(folder), lock, profile.host.root, profile.host.min_free_disk)
+
+
+def with_wheels(
+    plans: Sequence[HostResult], order: Order | None, hosts: Mapping[str, Host], limit: int
+) -> list[HostResult]:
+    """The plans, with what has to come to each host on which libraries are installed."""
+    names = [item.host for item in plans if item.value and _step(item.value["plan"]) is not None]
+    if order is None or not names:
+        return list(plans)
+    planned = {item.host: item.value for item in plans}
+
+    def one(name: str) -> dict[str, Any]:
+        value, plan = planned[name], planned[name]["plan"]
+        found = needed_by(hosts[name], order, _nobody)
+        at = _step(plan)
+        if found is None or at is None:
+            return dict(value)
+        if found.short:
+            raise ToolkitError(
+                f"{name}: {found.short}", hint="free some space, or keep less free: host.min_free_disk"
+            )
+        coming = {"action": "wheels", "reasons": [found.words(order.house)]}
+        installing = {"action": "libraries", "reasons": [from_store(order.lock, order.layout)]}
+        steps = [*plan["steps"][:at], coming, installing, *plan["steps"][at + 1 :]]
+        lacking = [wheel.to_json() for wheel in found.lacking]
+        return {**value, "plan": {**plan, "steps": steps}, "wheels": lacking}
+
+    found = {item.host: item for item in at_once(names, one, limit=limit)}
+    return [found.get(item.host, item) for item in plans]
+
+
+def check_wheels(order: Order | None, plans: Sequence[HostResult]) -> None:
+    """Read what is to be sent, before anything is touched anywhere.
+
+    Raises:
+        ToolkitError: a wheel is damaged; it is named.
+    """
+    if order is not None:
+        coming = [Wheel(*wheel) for item in plans if item.value for wheel in item.value.get("wheels", ())]
+        order.house.check(dict.fromkeys(coming))
+
+
+def bring_wheels(
+    order: Order | None,
+    hosts: Mapping[str, Host],
+    plans: Sequence[HostResult],
+    tell: TellHost,
+    *,
+    limit: int,
+) -> list[HostResult]:
+    """Send to the hosts what they lack, side by side; where one fails, no other host is begun."""
+    names = [item.host for item in plans if item.value and "wheels" in item.value]
+    if order is None or not names:
+        return list(plans)
+
+    def one(name: str) -> Any:
+        tell(name, {"step": ["wheels", f"from {order.house.folder}"]})
+        return bring(hosts[name], order, partial(tell, name))
+
+    done = {item.host: item for item in at_once(names, one, limit=limit)}
+    bad = next((name for name, item in done.items() if item.error is not None), None)
+    if bad is None:
+        return list(plans)
+    return [
+        done[item.host]
+        if item.host in done and not done[item.host].ok
+        else HostResult(item.host, skipped=f"not begun, since wheels could not be brought to {bad}")
+        if item.ok
+        else item
+        for item in plans
+    ]
+
+
+class Here:
+    """The same for a deploy on this machine, without SSH.
+
+    Args:
+        order: what this machine is to have.
+    """
+
+    _HOST = Host("this machine", {"ansible_connection": "local"})
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._needed = False
+
+    def planned(self, plan: dict[str, Any]) -> dict[str, Any]:
+        """A plan with what has to come.
+
+        Raises:
+            ToolkitError: the folder lacks a wheel, or the disk is too small.
+        """
+        name = self._HOST.name
+        (item,) = with_wheels([HostResult(name, {"plan": plan})], self._order, {name: self._HOST}, 1)
+        if item.error is not None:
+            raise item.error
+        self._needed = "wheels" in item.value
+        shown: dict[str, Any] = item.value["plan"]
+        return shown
+
+    def bring(self, step: Callable[[str, str], None], line: Callable[[str], None]) -> None:
+        """Bring what was planned.
+
+        Raises:
+            ToolkitError: a wheel is damaged, or the disk is full.
+        """
+        if self._needed:
+            step("wheels", f"from {self._order.house.folder}")
+            bring(self._HOST, self._order, lambda message: line(str(message.get("line", ""))))
+
+
+def _step(plan: Mapping[str, Any]) -> int | None:
+    """Where in a plan the libraries are installed; None where they are not."""
+    return next((at for at, step in enumerate(plan["steps"]) if step["action"] == "libraries"), None)
+
+
+def _nobody(_: dict[str, Any]) -> None:
+    """For what is over in a moment."""
