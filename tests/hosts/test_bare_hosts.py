@@ -1,4 +1,7 @@
-"""Two bare hosts, one made ready and deployed by the command, one by ansible-playbook; then given back."""
+"""Two bare hosts, one made ready and deployed by the command, one by ansible-playbook; then given back.
+
+Neither reaches a package index: their wheels come from this machine. Before, and on the way, they are struck.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,7 @@ from tests.hosts.machines import Host
 pytestmark = pytest.mark.timeout(600)
 
 NAME = "systemd-cpu"
+STORE = "/var/lib/ddtoolkit/wheels"
 SCRIPTS = Path(sys.executable).parent
 PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
 BY_COMMAND, BY_PLAYBOOK = "ct200", "ct201"
@@ -69,8 +74,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def hosts(house: Path, repository: Path, make_host: MakeHost) -> dict[str, Host]:
-    binds = [house, f"{repository}:{apt.REPOSITORY}"]
+def hosts(repository: Path, make_host: MakeHost) -> dict[str, Host]:
+    binds = [f"{repository}:{apt.REPOSITORY}"]
     made = {
         name: make_host("bookworm", name=name, binds=binds, disk="4G") for name in (BY_COMMAND, BY_PLAYBOOK)
     }
@@ -99,9 +104,8 @@ def inventory(
 
 
 @pytest.fixture(scope="module")
-def sets(house: Path) -> list[str]:
+def sets() -> list[str]:
     wanted = {
-        "host.wheelhouse": house,
         "host.packages": "[probe-tool, probe-pinned=1.0-1]",
         "host.journal_max_size": "64MiB",
     }
@@ -118,7 +122,7 @@ def ddtoolkit(inventory: Path) -> Command:
 
 
 @pytest.fixture(scope="module")
-def playbook(inventory: Path, sets: list[str]) -> Command:
+def playbook(inventory: Path, sets: list[str], house: Path) -> Command:
     settings = inventory.parent / "settings"
     ended(
         [SCRIPTS / "ddtoolkit", "render", NAME, "--format", "ansible", "--out", settings, *sets],
@@ -141,6 +145,8 @@ def playbook(inventory: Path, sets: list[str]) -> Command:
             f"ddtoolkit_settings_file={settings}/settings.json",
             "-e",
             f"ddtoolkit_service={NAME}",
+            "-e",
+            f"ddtoolkit_wheelhouse={house}",
         ]
         return ended([*command, *arguments], os.environ | {"ANSIBLE_PIPELINING": "True"}, status)
 
@@ -148,10 +154,36 @@ def playbook(inventory: Path, sets: list[str]) -> Command:
 
 
 @pytest.fixture(scope="module")
-def deployed(ddtoolkit: Command, playbook: Command, sets: list[str]) -> None:
-    """Both hosts serve, each made ready in its own way."""
-    ddtoolkit("deploy", "profile", NAME, *sets, "--yes")
+def deployed(inventory: Path, hosts: dict[str, Host], playbook: Command, sets: list[str], house: Path) -> str:
+    """Both hosts serve, each made ready in its own way; what the command said that was cut off twice."""
+    host, said, broken = hosts[BY_COMMAND], [], set()
+    command = [SCRIPTS / "ddtoolkit", "deploy", "profile", NAME, *sets, "--wheelhouse", house, "--yes", "-v"]
+    command += ["-i", inventory, "--limit", BY_COMMAND]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        for line in running.stderr:
+            said.append(line)
+            step = next((word for word in ("wheels", "libraries") if f"{BY_COMMAND}  {word} " in line), None)
+            if step is not None and step not in broken:
+                broken.add(step)
+                await_start(host, step)
+                host.break_connections()
+    assert running.wait(580) == 0, "".join(said)
     playbook("site.yml", "-e", json.dumps({"ddtoolkit_ignore_checks": ["time"]}))
+    return "".join(said)
+
+
+def await_start(host: Host, step: str) -> None:
+    """Wait until a good part of the wheels has come, or the environment is begun."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        parts = host.path(STORE).glob(".torch-*.part")
+        if step == "wheels" and any(part.stat().st_size > 20_000_000 for part in parts):
+            return
+        if step == "libraries" and list(host.path("/opt/ddtoolkit/envs").glob("lib-*")):
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"{step} did not begin")
 
 
 def ended(command: list[Any], environment: Any, status: int) -> subprocess.CompletedProcess[str]:
@@ -173,12 +205,113 @@ def recap(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
     return {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", line)}
 
 
-def test_a_bare_host_is_planned_without_being_touched(
-    ddtoolkit: Command, hosts: dict[str, Host], before: dict[str, set[str]], sets: list[str]
+def test_a_full_disk_keeps_the_toolkit_from_coming_and_leaves_no_half_of_it(
+    ddtoolkit: Command, hosts: dict[str, Host], before: dict[str, set[str]], sets: list[str], house: Path
 ) -> None:
-    shown = ddtoolkit("plan", NAME, *sets).stdout
+    host = hosts[BY_COMMAND]
+    host.fill_disk(leave=1 << 20)
+    try:
+        done = ddtoolkit("plan", NAME, *sets, "--wheelhouse", str(house), status=1)
+    finally:
+        host.empty_disk()
+    assert f"{BY_COMMAND}: the toolkit cannot be put there: " in done.stderr
+    assert "No space left on device" in done.stderr
+    assert list(host.path("/opt/ddtoolkit/tool").iterdir()) == []
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_copied(
+    ddtoolkit: Command, hosts: dict[str, Host], before: dict[str, set[str]], sets: list[str], house: Path
+) -> None:
+    """H9, of the wheels and the environment."""
+    host = hosts[BY_COMMAND]
+    host.fill_disk(leave=400 << 20)
+    try:
+        done = ddtoolkit("deploy", "profile", NAME, *sets, "--wheelhouse", str(house), "--yes", status=1)
+    finally:
+        host.empty_disk()
+    words = (
+        rf"{BY_COMMAND}: not enough disk below {STORE}: wheels \S+ MB \+ the environment that is made of them"
+    )
+    assert re.search(words, done.stderr), done.stderr
+    assert not host.path(STORE).exists()
+    assert sorted(path.name for path in host.path("/opt/ddtoolkit").iterdir()) == ["tool"]
+
+
+def test_a_damaged_wheel_stops_the_deploy_before_anything_is_touched(
+    ddtoolkit: Command,
+    hosts: dict[str, Host],
+    before: dict[str, set[str]],
+    sets: list[str],
+    house: Path,
+    tmp_path: Path,
+) -> None:
+    damaged = tmp_path / "house"
+    damaged.mkdir()
+    for path in house.iterdir():
+        (damaged / path.name).symlink_to(path)
+    wheel = next(damaged.glob("uvicorn-*.whl"))
+    data = bytearray(wheel.read_bytes())
+    data[200] ^= 1
+    wheel.unlink()
+    wheel.write_bytes(data)
+    done = ddtoolkit("deploy", "profile", NAME, *sets, "--wheelhouse", str(damaged), "--yes", status=1)
+    assert f"error: {wheel} is damaged: its sha256 is not that of SHA256SUMS; nothing was sent" in done.stderr
+    assert sorted(path.name for path in hosts[BY_COMMAND].path("/opt/ddtoolkit").iterdir()) == ["tool"]
+
+
+def test_too_little_space_ends_provisioning_with_the_numbers(
+    playbook: Command, hosts: dict[str, Host], before: dict[str, set[str]]
+) -> None:
+    host = hosts[BY_PLAYBOOK]
+    host.fill_disk(leave=100 << 20)
+    try:
+        done = playbook("provision.yml", status=2)
+    finally:
+        host.empty_disk()
+    assert re.search(r"/opt/ddtoolkit/services has \d+ bytes free, \d+ are needed", done.stdout)
+    assert "python3-venv" not in done.stdout
+
+
+HOLD_DPKG = """
+import fcntl, os, time
+file = open("/var/lib/dpkg/lock-frontend", "w"); fcntl.lockf(file, fcntl.LOCK_EX)
+print(os.getpid(), flush=True)
+time.sleep(120)
+"""
+
+
+def test_who_holds_the_lock_of_dpkg_is_named_after_a_bounded_wait(
+    playbook: Command, hosts: dict[str, Host], before: dict[str, set[str]]
+) -> None:
+    """S1."""
+    host = hosts[BY_PLAYBOOK]
+    with subprocess.Popen(
+        [*host.ssh(), "sudo", "python3", "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        holder.stdin.write(HOLD_DPKG)
+        holder.stdin.close()
+        pid = holder.stdout.readline().strip()
+        begin = time.monotonic()
+        done = playbook("provision.yml", "-e", "ddtoolkit_dpkg_wait=2", status=2)
+        host.root(["kill", pid])
+    said = done.stdout + done.stderr
+    assert re.search(
+        rf"/var/lib/dpkg/lock-frontend is held by python3 \(pid {pid}, since .*\) after \d+ s", said
+    )
+    assert time.monotonic() - begin < 60
+    assert "probe-tool" not in host.root(["dpkg-query", "--show"]).stdout
+
+
+def test_a_bare_host_is_planned_without_being_touched(
+    ddtoolkit: Command, hosts: dict[str, Host], before: dict[str, set[str]], sets: list[str], house: Path
+) -> None:
+    assert "from the package index" in ddtoolkit("plan", NAME, *sets).stdout
+    shown = ddtoolkit("plan", NAME, *sets, "--wheelhouse", str(house)).stdout
     assert "nothing of ddtoolkit is there yet" in shown
-    assert "the locked libraries of the embedded engine" in shown
+    assert re.search(rf"wheels +\d+ files, \S+ MB, from {house} here\n", shown)
+    assert f"the locked libraries of the embedded engine, from {STORE}\n" in shown
     grown = {
         line for line in files(hosts[BY_COMMAND]) - before[BY_COMMAND] if "/opt/ddtoolkit/tool" not in line
     }
@@ -189,13 +322,22 @@ def test_check_mode_passes_on_a_bare_host(playbook: Command, inventory: Path) ->
     assert recap(playbook("site.yml", "--check"))["changed"] > 0
 
 
-def test_both_ways_give_the_same_host(deployed: None, hosts: dict[str, Host]) -> None:
+def test_both_ways_give_the_same_host(deployed: str, hosts: dict[str, Host]) -> None:
     ours, theirs = (files(hosts[name]) for name in (BY_COMMAND, BY_PLAYBOOK))
     assert sorted(ours ^ theirs) == []
 
 
+def test_broken_connections_are_gone_on_with(deployed: str) -> None:
+    """S5: while the wheels come, and while the environment is built."""
+    assert re.search(r"the SSH connection was lost: .*; connecting again", deployed)
+    assert "the installation goes on, connecting again" in deployed
+    (rest,) = re.findall(r"(\S+) MB sent and checked in", deployed)
+    (first,) = re.findall(r"wheels +\d+ files, (\S+) MB, from", deployed)
+    assert float(rest) < float(first) - 19
+
+
 @pytest.mark.parametrize("name", [BY_COMMAND, BY_PLAYBOOK])
-def test_packages_time_and_journal_are_seen_to(deployed: None, hosts: dict[str, Host], name: str) -> None:
+def test_packages_time_and_journal_are_seen_to(deployed: str, hosts: dict[str, Host], name: str) -> None:
     host = hosts[name]
     shown = host.root(
         ["dpkg-query", "--show", "--showformat=${Package} ${Version} ${db:Status-Want};", "probe-*"]
@@ -207,7 +349,7 @@ def test_packages_time_and_journal_are_seen_to(deployed: None, hosts: dict[str, 
 
 
 def test_a_stopped_clock_and_a_changed_limit_are_drifts_that_a_deploy_ends(
-    deployed: None, ddtoolkit: Command, hosts: dict[str, Host], sets: list[str]
+    deployed: str, ddtoolkit: Command, hosts: dict[str, Host], sets: list[str]
 ) -> None:
     host = hosts[BY_COMMAND]
     ddtoolkit("drift", NAME, *sets)
@@ -225,7 +367,7 @@ def test_a_stopped_clock_and_a_changed_limit_are_drifts_that_a_deploy_ends(
 
 
 def test_a_second_run_changes_nothing(
-    deployed: None, ddtoolkit: Command, playbook: Command, sets: list[str]
+    deployed: str, ddtoolkit: Command, playbook: Command, sets: list[str]
 ) -> None:
     assert recap(playbook("site.yml"))["changed"] == 0
     assert recap(playbook("site.yml", "--check"))["changed"] == 0
@@ -235,7 +377,7 @@ def test_a_second_run_changes_nothing(
 
 
 def test_a_swap_by_playbook_is_in_the_history_that_everyone_sees(
-    deployed: None, ddtoolkit: Command, playbook: Command, hosts: dict[str, Host]
+    deployed: str, ddtoolkit: Command, playbook: Command, hosts: dict[str, Host]
 ) -> None:
     change = json.dumps({"ddtoolkit_set": ["service.max_running_requests=8"]})
     assert recap(playbook("swap.yml", "-e", change))["changed"] == 1
@@ -250,18 +392,29 @@ def test_a_swap_by_playbook_is_in_the_history_that_everyone_sees(
     assert "rollback" in ddtoolkit("history", NAME, host=BY_PLAYBOOK).stdout
 
 
-def test_a_bad_value_fails_the_playbook_with_its_reason(deployed: None, playbook: Command) -> None:
+def test_a_bad_value_fails_the_playbook_with_its_reason(deployed: str, playbook: Command) -> None:
     done = playbook("swap.yml", "-e", '{"ddtoolkit_set": ["speculative.budgets=7"]}', status=2)
     assert "speculative.budget" in done.stdout + done.stderr
 
 
-def test_an_upgrade_has_nothing_to_do_on_this_version(deployed: None, ddtoolkit: Command) -> None:
+def test_prune_takes_out_of_the_store_what_no_lock_needs(
+    deployed: str, ddtoolkit: Command, hosts: dict[str, Host]
+) -> None:
+    store = hosts[BY_COMMAND].path(STORE)
+    before = sorted(path.name for path in store.iterdir())
+    hosts[BY_COMMAND].root(["touch", "-d", "1 hour ago", f"{STORE}/old_thing-1.0-py3-none-any.whl"])
+    shown = ddtoolkit("prune", "--yes").stdout
+    assert f"{BY_COMMAND}: removed wheel {STORE}/old_thing-1.0-py3-none-any.whl (0 MiB)" in shown
+    assert sorted(path.name for path in store.iterdir()) == before
+
+
+def test_an_upgrade_has_nothing_to_do_on_this_version(deployed: str, ddtoolkit: Command) -> None:
     assert "nothing to do" in ddtoolkit("upgrade", NAME, "--yes").stderr
 
 
 @pytest.mark.parametrize("way", [BY_COMMAND, BY_PLAYBOOK])
 def test_a_purged_host_is_as_it_was(
-    deployed: None,
+    deployed: str,
     ddtoolkit: Command,
     playbook: Command,
     hosts: dict[str, Host],

@@ -18,7 +18,9 @@ import pytest
 from tests.hosts.conftest import MakeHost
 from tests.hosts.inventory import host_variables, write_inventory
 from tests.hosts.machines import Host
+from toolkit.errors import UnreachableError
 from toolkit.fleet.connections import Connections
+from toolkit.fleet.many import at_once
 from toolkit.inventory.host import Host as KnownHost
 
 pytestmark = pytest.mark.timeout(300)
@@ -269,6 +271,28 @@ def test_an_unreachable_host_hides_no_other(
     shown = json.loads(done.stdout)["hosts"]
     assert "no SSH at 127.0.0.1 port 9" in shown["ct200"]["error"]
     assert shown["ct201"]["result"][0]["state"] == "running"
+
+
+def test_a_host_that_vanishes_is_told_and_the_other_one_is_done(
+    first: dict[str, Any], hosts: tuple[Host, Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S6."""
+    monkeypatch.setattr("toolkit.remote.agent.SILENCE", 3.0)
+    with Connections([KnownHost(host.name, host_variables(host)) for host in hosts]) as connections:
+        for host in hosts:
+            connections.open(host.name)
+        hosts[0].cut()
+        begin = time.monotonic()
+        try:
+            lost, done = at_once(
+                ["ct200", "ct201"], lambda name: connections.call(name, "status", {"service": NAME}), limit=2
+            )
+        finally:
+            hosts[0].restore()
+    assert isinstance(lost.error, UnreachableError)
+    assert "ct200: the SSH connection was lost: it was silent for 3 s" in lost.error.message
+    assert done.value[0]["state"] == "running"
+    assert time.monotonic() - begin < 15
 
 
 def test_a_broken_connection_is_taken_up_again(

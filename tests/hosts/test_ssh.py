@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -12,10 +13,14 @@ from typing import Any
 import pytest
 
 from tests.hosts.conftest import MakeHost
-from tests.hosts.inventory import host_variables
+from tests.hosts.inventory import host_variables, write_inventory
 from tests.hosts.machines import Host
 from toolkit.errors import ToolkitError, UnreachableError
 from toolkit.inventory import host as inventory
+from toolkit.layout import Layout
+from toolkit.profile.loading import load_profile
+from toolkit.provision.playbook import run_on_hosts
+from toolkit.provision.requirements import requirements
 from toolkit.remote import keys
 from toolkit.remote.agent import NotReadyError, agent_on
 from toolkit.remote.options import ssh_options
@@ -180,12 +185,19 @@ def test_a_proxy_command_leads_there(ready: Host) -> None:
         ),
     ],
 )
-def test_sudo_that_asks_is_named(make_host: MakeHost, sudoers: str, said: str) -> None:
+def test_sudo_that_asks_is_named(make_host: MakeHost, sudoers: str, said: str, tmp_path: Path) -> None:
     host = make_host("bookworm", engine=True)
     host.root(["sh", "-c", "rm /etc/sudoers.d/*; cat > /etc/sudoers.d/deploy"], input=sudoers + "\n")
     with pytest.raises(UnreachableError, match=said) as caught:
         call(host)
     assert "NOPASSWD" in str(caught.value.hint)
+    # Ansible, which runs by itself in the playbooks, does not wait for an answer either (S3).
+    inventory_file = write_inventory(tmp_path / "inventory.yaml", [host])
+    settings = requirements(load_profile("systemd-cpu").profile, Layout()).settings()
+    begin = time.monotonic()
+    failed = run_on_hosts("provision.yml", settings, [inventory_file], [host.name])
+    assert re.search("sudo: .*tty|password", failed[host.name].message)
+    assert time.monotonic() - begin < 40
 
 
 def test_no_ssh_there_is_named_within_seconds(ready: Host) -> None:
