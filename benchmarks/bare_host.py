@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 from benchmarks.fleet import NAME, ROOT, load, machine
@@ -56,19 +56,22 @@ def deploy(inventory: Path, folder: Path) -> tuple[float, dict[str, float], dict
     command = [sys.executable, "-c", "from toolkit.cli.main import main; main()", "deploy", "profile", NAME]
     command += ["--wheelhouse", str(folder), "--yes", "--json", "-i", str(inventory)]
     begin, told, said = time.time(), dict[str, float](), list[str]()
-    with subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as running:
+    # What it gives may be longer than a pipe holds, and is read last.
+    with (
+        TemporaryFile(mode="w+") as shown,
+        subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=shown, stderr=subprocess.PIPE, text=True
+        ) as running,
+    ):
         assert running.stderr is not None
-        assert running.stdout is not None
         for line in running.stderr:
             said.append(line)
             if found := re.match(r" *[\d.]+s +\S+ +(\w+) ", line):
                 told.setdefault(found[1], time.time())
-        shown = running.stdout.read()
-    if running.returncode:
-        raise SystemExit(f"deploy: status {running.returncode}\n{''.join(said)}")
-    return begin, told, json.loads(shown)
+        if running.wait():
+            raise SystemExit(f"deploy: status {running.returncode}\n{''.join(said)}")
+        shown.seek(0)
+        return begin, told, json.load(shown)
 
 
 def once(network: Network, number: int, folder: Path, scratch: Path) -> tuple[dict[str, float], int]:
