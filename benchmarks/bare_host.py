@@ -7,9 +7,10 @@ the toolkit) and runs one command, `ddtoolkit deploy profile systemd-cpu --wheel
 provisions, brings the toolkit and the wheels over SSH, installs the locked libraries, builds, starts the
 embedded engine with the bundled pair, and judges it. Nothing is kept between repeats but the folder here.
 
-Stages up to `release` begin when the command tells of them; `plan` is what comes before, without the time in
-which the toolkit's code came to the host (`tool`, by the times of its folder there). `start`, `first_token`
-and `acceptance` are the transaction's own, by its journal on the host, whose clock is this machine's.
+Stages up to `release` begin when the command tells of them; `plan` is what comes before, the doctor included,
+without the time in which the toolkit's code came to the host (`tool`, by the times of its folder there).
+`start`, `first_token` and `acceptance` are the transaction's own, by its journal on the host, whose clock is
+this machine's.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from tests.hosts.network import Network
 
 REPEATS = 3
 DISK = "6G"
-TOLD = ("doctor", "provision", "wheels", "libraries", "build", "release")
+TOLD = ("provision", "wheels", "libraries", "build", "release")
 TRANSACTION = {"start": "start_new", "first_token": "ready", "acceptance": "acceptance"}
 JOURNAL = f"/var/lib/ddtoolkit/state/{NAME}/transaction/journal.jsonl"
 STORE = "/var/lib/ddtoolkit/wheels"
@@ -92,8 +93,8 @@ def once(network: Network, number: int, folder: Path, scratch: Path) -> tuple[di
         stages = {"plan": edges[0] - begin - tool, "tool": tool}
         stages |= {name: edges[at + 1] - edges[at] for at, name in enumerate(TOLD)}
         for name, step in TRANSACTION.items():
-            stages[name] = steps[f"{step} end"] - steps[f"{step} begin"]
-        stages["to_first_token"] = steps["ready end"] - begin
+            stages[name] = steps[f"{step} done"] - steps[f"{step} begin"]
+        stages["to_first_token"] = steps["ready done"] - begin
         stages["whole_command"] = end - begin
         brought = sum(path.stat().st_size for path in host.path(STORE).glob("*.whl"))
         return {name: round(value, 3) for name, value in stages.items()}, brought
