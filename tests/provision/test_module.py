@@ -88,5 +88,7 @@ def test_a_check_that_there_is_not_is_refused(module: ModuleType, given: dict[st
 def test_a_doctor_that_does_not_run_is_told(
     module: ModuleType, given: dict[str, Any], tmp_path: Path
 ) -> None:
+    (tmp_path / "toolkit").mkdir()
+    (tmp_path / "toolkit" / "__init__.py").write_text("raise SystemExit('damaged')\n")
     with pytest.raises(module.AgentError, match="the doctor failed"):
         module.examined({**given, "tool": str(tmp_path)}, actions=[])
