@@ -71,6 +71,16 @@ def test_errors_are_json_where_json_was_asked_for(ddtoolkit: Command) -> None:
     assert "absent" in answer["error"]
 
 
+@pytest.mark.parametrize("arguments", [("plan",), ("plan", "local-cpu", "--sett", "a=b"), ("bogus",)])
+def test_a_wrong_use_is_json_too_where_json_was_asked_for(
+    ddtoolkit: Command, arguments: tuple[str, ...]
+) -> None:
+    shown = ddtoolkit(*arguments, "--json")
+    answer = json.loads(shown.stdout)
+    assert (shown.returncode, answer["ok"]) == (2, False)
+    assert answer["error"] in shown.stderr
+
+
 def test_profiles_are_listed_and_shown_with_origins(ddtoolkit: Command) -> None:
     assert [item["name"] for item in json.loads(ddtoolkit("profiles", "list", "--json").stdout)] == [
         "b300-nvlink-8x", "h200-nvlink", "local-cpu", "rtx-pro-6000-pcie-8x", "systemd-cpu",

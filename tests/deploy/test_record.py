@@ -94,3 +94,11 @@ def test_a_record_that_is_damaged_leaves_what_was_deployed(staged: Site) -> None
     recorded.chmod(0o644)
     recorded.write_text(recorded.read_text()[:50])
     assert steps(staged.json("plan", "local.yaml")) == ["start"]
+
+
+def test_values_that_could_not_be_saved_are_told_in_the_one_answer(staged: Site) -> None:
+    shown = staged.run("swap", "--set", f"{RATE}=9MB", "--save", "/proc/x.yaml", "--yes", "--json")
+    answer = json.loads(shown.stdout)
+    assert (shown.returncode, answer["ok"], answer["outcome"]["status"]) == (1, False, "committed")
+    assert answer["error"] in shown.stderr
+    assert "the swap itself is done" in answer["error"]

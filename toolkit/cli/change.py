@@ -22,7 +22,7 @@ from toolkit.cli.options import (
     Yes,
 )
 from toolkit.cli.output import emit, require_yes, say
-from toolkit.errors import ConfigError
+from toolkit.errors import ConfigError, ToolkitError
 
 if TYPE_CHECKING:
     from toolkit.deploy.locate import Deployed
@@ -90,9 +90,9 @@ def swap(
         _, changes = swap_changes(host, current_release(service), sets or (), judging)
         if not changes:
             say(f"{service.name}: nothing to do, every key has that value already")
+            _save(overlay)
             if as_json:
                 emit({"ok": True, "service": service.name, "changes": [], "outcome": None})
-            _save(overlay)
             return
         say(f"swap on {service.name}, {'one restart' if restarts(changes) else 'no restart'}:")
         for line in describe(changes):
@@ -100,8 +100,15 @@ def swap(
         if seconds is not None:
             say(f"  an experiment: returns to the release before after {seconds:.0f} s")
         outcome = run_swap(service, sets or (), watcher, lock_wait=lock_wait, judging=judging)
-    _finish(service, outcome, as_json=as_json)
-    _save(overlay)
+    unsaved = None
+    if outcome is None or outcome.exit_code == 0:
+        try:
+            _save(overlay)
+        except ToolkitError as error:
+            unsaved = error
+    _finish(service, outcome, as_json=as_json, unsaved=unsaved)
+    if unsaved is not None:
+        raise unsaved
 
 
 def rollback(
@@ -175,6 +182,8 @@ def _overlay(save: Path | None, sets: Sequence[str], *, experiment: bool) -> Ove
     """The overlay to write afterwards, checked before anything is changed."""
     if save is None:
         return None
+    if not sets:
+        raise ConfigError("nothing to swap", hint="--set speculative.budget=7")
     if experiment:
         raise ConfigError("an experiment is not kept, so there is nothing to save", hint="leave out --save")
     from toolkit.profile.overlay import overlay_with
@@ -188,15 +197,18 @@ def _save(overlay: Overlay | None) -> None:
         say(f"saved to {overlay.path}: deploy with --overlay {overlay.path} to keep these values")
 
 
-def _finish(service: Deployed, outcome: Outcome | None, *, as_json: bool) -> None:
+def _finish(
+    service: Deployed, outcome: Outcome | None, *, as_json: bool, unsaved: ToolkitError | None = None
+) -> None:
     from toolkit.cli.progress import finish, show_report
 
     if as_json:
         emit(
             {
-                "ok": outcome is None or outcome.exit_code == 0,
+                "ok": unsaved is None and (outcome is None or outcome.exit_code == 0),
                 "service": service.name,
                 "outcome": outcome and outcome.to_json(),
+                **({} if unsaved is None else {"error": unsaved.message}),
             }
         )
     if outcome is not None:

@@ -23,7 +23,7 @@ from toolkit.cli import (
     service,
     wheels,
 )
-from toolkit.cli.output import show_error
+from toolkit.cli.output import show_end, show_error
 from toolkit.errors import EXIT_INTERRUPTED, StoppedWatchingError, ToolkitError
 
 app = typer.Typer(
@@ -76,6 +76,10 @@ def main() -> None:
     except ToolkitError as error:
         show_error(error, as_json="--json" in sys.argv)
         sys.exit(error.exit_code)
+    except SystemExit as stop:
+        if "--json" in sys.argv:
+            show_end(stop)
+        raise
     except BrokenPipeError:
         # The reader of a pipe went away; Python would complain again while closing standard output.
         sys.stderr.close()

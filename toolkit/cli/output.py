@@ -45,8 +45,12 @@ def answer(what: str | Table) -> None:
         console(stderr=False).print(what)
 
 
+_emitted: list[bool] = []  # whether the one JSON document of this command is out
+
+
 def emit(value: Any) -> None:
-    """Print `value` as JSON for programs."""
+    """Print `value` as JSON for programs, the only document of a command."""
+    _emitted.append(True)
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
@@ -67,11 +71,21 @@ def show_error(error: ToolkitError, *, as_json: bool) -> None:
         say(f"error: {line}")
     if error.hint:
         say(f"  next: {error.hint}")
-    if as_json:
+    if as_json and not _emitted:
         from toolkit.errors import ConfigError
 
         problems = [str(problem) for problem in error.problems] if isinstance(error, ConfigError) else []
         emit({"ok": False, "error": error.message, "hint": error.hint, "problems": problems})
+
+
+def show_end(stop: SystemExit) -> None:
+    """Print as JSON what ended a command that asked for JSON and has printed none, such as a wrong option."""
+    if stop.code in (None, 0) or _emitted:
+        return
+    words = getattr(stop.__context__, "format_message", None)
+    said = words() if words is not None else f"it ended with exit code {stop.code}"
+    hint = "standard error has more; --help lists the options"
+    emit({"ok": False, "error": said, "hint": hint, "problems": []})
 
 
 def tell_doubts(resolved: ResolvedProfile) -> None:

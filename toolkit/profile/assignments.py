@@ -7,9 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import yaml
-
-from toolkit.errors import ConfigError, Problem
+from toolkit.errors import Problem
 from toolkit.profile.nodes import KeyPath, Node, Place, SyntaxProblem, compose, format_path
 from toolkit.profile.reading import unknown_key
 from toolkit.profile.shape import Shape, profile_shape
@@ -93,28 +91,6 @@ def apply_sets(root: Node, sets: Sequence[str]) -> tuple[Node, list[Problem]]:
         if problem is not None:
             problems.append(problem)
     return root, problems
-
-
-def values_of(sets: Sequence[str]) -> list[tuple[tuple[str, ...], Any]]:
-    """Key path and JSON-safe value of every `key.path=value`, by the schema's types of the keys.
-
-    Raises:
-        ConfigError: what is wrong with them.
-    """
-    found, problems = [], []
-    for text in sets:
-        path, raw, problem = _split(text)
-        shape = None
-        if problem is None:
-            shape, problem = _find(path)
-        if problem is not None or shape is None:
-            problems += [problem] if problem is not None else []
-            continue
-        is_text = shape.kind == "text" and not (shape.nullable and raw == "null")
-        found.append((tuple(map(str, path)), raw if is_text else yaml.safe_load(raw)))
-    if problems:
-        raise ConfigError(problems)
-    return found
 
 
 def _split(text: str) -> tuple[KeyPath, str, Problem | None]:

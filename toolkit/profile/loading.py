@@ -137,6 +137,19 @@ def load_profile(
     return ResolvedProfile(profile, data, origins, sources, tuple(doubts), overridden)
 
 
+def load_overlay(path: Path) -> Node:
+    """The nodes of one overlay, before it is merged onto anything.
+
+    Raises:
+        ConfigError: it cannot be read, or is no overlay.
+    """
+    root, _, problems = _load_file(path, overlay=True)
+    problems += [] if root is None else _names(root)
+    if root is None or problems:
+        raise ConfigError(problems)
+    return root
+
+
 def overrides(overlays: Sequence[Node]) -> Iterator[Override]:
     """What overlays say of the same keys, where it differs, in the order in which they are merged."""
     for key, earlier, later in conflicts(overlays):

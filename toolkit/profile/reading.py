@@ -99,6 +99,12 @@ def validate(
     return (None if problems else profile), problems, doubts
 
 
+def problems_of_what_is_written(reading: Reading) -> list[Problem]:
+    """What is wrong in an overlay by itself: keys and values that no profile could take."""
+    _, errors = strict(reading.data)
+    return [*reading.problems, *(_translate(item, reading) for item in errors if item["type"] != "missing")]
+
+
 def strict(data: Mapping[str, Any]) -> tuple[Profile | None, list[ErrorDetails]]:
     """The profile of JSON-safe data, without any coercion between types, or what is wrong."""
     try:

@@ -45,8 +45,16 @@ def make_private(folder: Path) -> Path:
     return folder
 
 
-def write_new(path: Path, data: bytes, mode: int = PRIVATE_FILE) -> None:
+def write_new(
+    path: Path, data: bytes, mode: int = PRIVATE_FILE, *, owner: tuple[int, int] | None = None
+) -> None:
     """Create `path` with `data`, durable; the file must not exist, not even as a link.
+
+    Args:
+        path: the file.
+        data: its content.
+        mode: its permissions.
+        owner: user and group ids that it is given, where the kernel lets it; None: those of this process.
 
     Raises:
         OSError: it exists, or the disk is full; then nothing is left behind.
@@ -56,6 +64,9 @@ def write_new(path: Path, data: bytes, mode: int = PRIVATE_FILE) -> None:
         with os.fdopen(fd, "wb") as file:
             file.write(data)
             file.flush()
+            if owner is not None:
+                with contextlib.suppress(PermissionError):
+                    os.fchown(file.fileno(), *owner)
             os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
     except OSError:
@@ -63,15 +74,23 @@ def write_new(path: Path, data: bytes, mode: int = PRIVATE_FILE) -> None:
         raise
 
 
-def replace_file(path: Path, data: bytes, mode: int = PRIVATE_FILE) -> None:
+def replace_file(
+    path: Path, data: bytes, mode: int = PRIVATE_FILE, *, owner: tuple[int, int] | None = None
+) -> None:
     """Give `path` the content `data` in one step: readers see the old or the new content.
+
+    Args:
+        path: the file.
+        data: its new content.
+        mode: its permissions.
+        owner: as for `write_new`.
 
     Raises:
         OSError: the disk is full or the folder cannot be written; the old file is untouched.
     """
     for _ in range(_ATTEMPTS):
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(_DIGITS)}")
-        write_new(temporary, data, mode)
+        write_new(temporary, data, mode, owner=owner)
         try:
             temporary.replace(path)
         except FileNotFoundError:  # someone who clears up took it for a dead process's (`temporaries`)
