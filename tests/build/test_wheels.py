@@ -21,6 +21,7 @@ from toolkit.build.wheels.store import Store, Wheel
 from toolkit.errors import ConfigError, ToolkitError
 from toolkit.inventory.host import Host
 from toolkit.layout import Layout
+from toolkit.weights.store import alone
 
 HOST = Host("box", {"ansible_connection": "local"})
 
@@ -248,3 +249,16 @@ def test_prune_takes_what_no_lock_needs(site):
     }  # fmt: skip
     assert {path.name for path in store.unused([site.lock.folder_name], -1.0)} == {part.name}
     assert list(Store(Layout(site.root / "none")).unused([], -1.0)) == []
+
+
+def test_prune_leaves_what_is_being_brought_and_what_is_no_wheel(site):
+    store = Store(Layout(site.root))
+    site.bring()
+    stray, part = site.store / "torch.whl", site.store / ".large-1.0-py3-none-any.whl.part"
+    for path in (stray, part):
+        path.touch()
+    with alone(site.store, "wheels", print):
+        assert list(store.unused([], -1.0)) == []
+    found = set(store.unused([], -1.0))
+    assert part in found
+    assert stray not in found

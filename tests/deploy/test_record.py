@@ -2,6 +2,8 @@
 
 import json
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from toolkit.deploy.judging import release_unit
 from toolkit.deploy.libraries import environment_of
 from toolkit.deploy.locate import Deployed, layout_of, remember
 from toolkit.profile.loading import load_profile
+from toolkit.release.experiment import Experiment, read_experiment, write_experiment
 from toolkit.release.store import Store, content_digest
 from toolkit.service.files import json_bytes
 
@@ -102,3 +105,31 @@ def test_values_that_could_not_be_saved_are_told_in_the_one_answer(staged: Site)
     assert (shown.returncode, answer["ok"], answer["outcome"]["status"]) == (1, False, "committed")
     assert answer["error"] in shown.stderr
     assert "the swap itself is done" in answer["error"]
+
+
+def test_beside_an_experiment_it_ends_nothing_and_is_kept_after_it(staged: Site) -> None:
+    service = Deployed("local", layout_of(load_profile(str(staged.profile)).profile))
+    paths, store = service.layout.service("local"), Store(service.layout.service("local"))
+    base = store.current()
+    assert base is not None
+    profile = base.profile
+    profile["speculative"]["budget"] = 20
+    name = store.new_id("f" * 64)
+    tried = store.stage(
+        name,
+        profile=profile,
+        unit=replace(base.unit, release=name),
+        manifest=base.manifest,
+        swapped=["speculative.budget"],
+    )
+    store.switch(name)
+    now = time.time()
+    write_experiment(paths, Experiment(name, base.id, "a@b", now, now + 600, 5, None))
+    shown = staged.run("swap", "--set", f"{RATE}=9MB", "--yes")
+    assert shown.returncode == 0, shown.stderr
+    assert "no restart" in shown.stderr
+    assert read_experiment(paths) is not None
+    for release in (base, tried):
+        assert release.profile["host"]["download_rate"] == "9MB"
+    assert base.swapped == (RATE,)
+    assert base.profile["speculative"]["budget"] != 20

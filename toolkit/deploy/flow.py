@@ -227,6 +227,7 @@ def swap(
         swapped = tuple({*current.swapped, *(change.key for change in changes)})
         data = profile.model_dump(mode="json", by_alias=True)
         if not restarts(changes):
+            _record_with_ground(session.host, current, sets)
             return record(
                 session.host, current, command, profile=data, changes=changes, swapped=swapped, sources={}
             )
@@ -260,9 +261,25 @@ def swap_changes(
             hint="the same without --experiment puts it on record, without a restart",
         )
     base = ground_of(host, current)
-    if changes and judging.experiment_seconds is None and base.id != current.id:
+    # What restarts nothing ends no experiment either.
+    if restarts(changes) and judging.experiment_seconds is None and base.id != current.id:
         changes = differences(base.profile, profile) or changes
     return profile, tuple(changes)
+
+
+def _record_with_ground(host: ServiceHost, current: Release, sets: Sequence[str]) -> None:
+    """Put keys on record with the release that a running experiment returns to, too.
+
+    Raises:
+        ToolkitError: it cannot be written; nothing is changed.
+    """
+    ground = ground_of(host, current)
+    if ground.id == current.id:
+        return
+    profile, changes = change_profile(ground.profile, sets)
+    if changes:
+        swapped = {*ground.swapped, *(change.key for change in changes)}
+        ground.record(profile.model_dump(mode="json", by_alias=True), swapped=swapped, sources={})
 
 
 def ground_of(host: ServiceHost, current: Release) -> Release:

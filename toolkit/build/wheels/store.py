@@ -20,6 +20,7 @@ from typing import Any
 from toolkit.build.libraries.lock import Lock, engines, lock_of
 from toolkit.errors import ToolkitError
 from toolkit.layout import Layout
+from toolkit.service.files import flocked
 from toolkit.weights.listing import File
 from toolkit.weights.reserve import free_below, shortage, take, to_come
 
@@ -139,14 +140,17 @@ class Store:
             environments: names of the folders of libraries that are needed.
             young: seconds; younger files are left.
         """
-        if not self.folder.is_dir():
+        if not self.folder.is_dir() or flocked(self.folder / ".wheels.lock"):  # wheels are being brought
             return
         kept = {lock_of(engine).folder_name for engine in engines()} | set(environments)
         locks = [path for path in sorted(self.folder.iterdir()) if _LOCK.fullmatch(path.name)]
         needed = [Lock("", path.read_text(encoding="utf-8")) for path in locks if path.stem in kept]
         names = {pin for lock in needed for pin in lock.pins()}
         for path in sorted(self.folder.iterdir()):
-            unneeded = path.suffix == ".whl" and pin_of(path.name) not in names
+            # Another name is none of a wheel, and so not from here.
+            unneeded = (
+                _NAME.fullmatch(path.name) and path.name.count("-") > 1 and pin_of(path.name) not in names
+            )
             dead = path.suffix == ".part" or (path in locks and path.stem not in kept)
             if (unneeded or dead) and _age(path) > young:
                 yield path
@@ -154,7 +158,7 @@ class Store:
 
 def pin_of(name: str) -> tuple[str, str]:
     """Distribution, as locks write it, and version of a wheel's file name (PEP 427)."""
-    distribution, version = name.split("-")[:2]
+    distribution, version = [*name.split("-"), ""][:2]
     return re.sub(r"[-_.]+", "-", distribution).lower(), version.partition("+")[0]
 
 
