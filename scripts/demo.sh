@@ -5,4 +5,6 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 bash "$here/scripts/setup.sh" engine
-exec "${DDTOOLKIT_VENV:-$here/.venv}/bin/ddtoolkit" deploy profile local-cpu "$@"
+bin=${DDTOOLKIT_VENV:-$here/.venv}/bin
+"$bin/ddtoolkit" deploy profile local-cpu "$@"
+printf '\nThe command lies in %s; for this shell: export PATH="%s:$PATH"\n' "$bin" "$bin" >&2

@@ -156,6 +156,12 @@ def test_a_change_tells_its_plan_as_progress(ddtoolkit: Command) -> None:
     assert shown.stdout == ""
 
 
+def test_who_leaves_out_the_word_profile_is_told(ddtoolkit: Command) -> None:
+    shown = ddtoolkit("deploy", "local-cpu")
+    assert shown.returncode == 2
+    assert "next: ddtoolkit deploy profile local-cpu" in shown.stderr
+
+
 def test_json_changes_nothing_without_yes(ddtoolkit: Command, tmp_path: Path) -> None:
     shown = ddtoolkit("deploy", "profile", "local-cpu", "--json")
     assert shown.returncode == 2

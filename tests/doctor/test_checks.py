@@ -498,6 +498,12 @@ def test_a_pinned_driver_of_another_branch_asks_for_a_reboot() -> None:
     assert "reboot" in found.fix
 
 
+def test_packages_are_no_subject_without_a_driver() -> None:
+    facts = raw(pcie(), command_smi=answer(status=None, why="missing"), command_packages=answer(""))
+    found = {item.check: item for item in judge(facts, PCIE).findings}
+    assert (found["driver-packages"].level, found["driver-packages"].seen) == ("skip", "there is no driver")
+
+
 def test_a_profile_without_gpus_is_asked_nothing_about_them() -> None:
     report = judge(raw(pcie()), profiles.profile("local-cpu"))
     assert {item.check for item in report.of("pass")} == {"disk", "ram", "port", "time"}

@@ -42,14 +42,20 @@ answer({"status": status.to_json(), "release": store.all()[0].id})
     stopped = call(
         box,
         """
+import time
+begin = time.time()
 report, status = manager.stop(), manager.status()
 manager.disable()
+time.sleep(1.5)
+forgotten = manager.status()  # by systemd, which keeps no unit that is neither active nor enabled
 answer({"clean": report.clean, "words": report.describe(), "seconds": report.seconds,
-        "state": status.state, "asked": status.asked_to_stop})
+        "state": status.state, "asked": status.asked_to_stop,
+        "since": [status.since - begin, forgotten.since - begin]})
 """,
     )
     assert (stopped["clean"], stopped["state"], stopped["asked"]) == (True, "stopped", True), stopped
     assert stopped["seconds"] < 5
+    assert all(0 <= since < stopped["seconds"] + 1 for since in stopped["since"]), stopped
     assert not enabled(box)
     assert call(box, "answer(service.mark())") is None
 

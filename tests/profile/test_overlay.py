@@ -43,6 +43,7 @@ def test_an_overlay_keeps_what_it_had(tmp_path: Path) -> None:
     ("content", "sets", "said"),
     [
         (None, ["speculative.budgt=1"], "did you mean budget"),
+        (None, ["service.host=0.0.0.0"], "did you mean bind"),
         (None, ["speculative"], "no assignment"),
         (None, ["name=x"], "cannot be set"),
         ("# why\nservice: {port: 1}\n", ["speculative.budget=8"], "site.yaml:1: has comments"),

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
 
 from toolkit.cli import fleet
 from toolkit.cli.options import (
@@ -37,7 +38,19 @@ if TYPE_CHECKING:
     from toolkit.release.request import Outcome
 
 HERE = "this machine"
-deploy_app = typer.Typer(help="Deploy a profile.", no_args_is_help=True, rich_markup_mode=None)
+
+
+class _Deploy(typer.core.TyperGroup):
+    """Tells who left out the word `profile` so."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            given = " ".join(args[:1])
+            raise ConfigError(f"deploy {given}: what to deploy?", hint=f"ddtoolkit deploy profile {given}")
+        return super().resolve_command(ctx, args)
+
+
+deploy_app = typer.Typer(cls=_Deploy, help="Deploy a profile.", no_args_is_help=True, rich_markup_mode=None)
 
 
 def register(app: typer.Typer) -> None:

@@ -91,10 +91,21 @@ def profile_shape() -> Shape:
     return _shape(schema, schema.get("$defs", {}))
 
 
+# What SGLang and others call it.
+_OTHERS_WORDS = {
+    "host": "bind",
+    "address": "bind",
+    "listen": "bind",
+    "max_batch_size": "max_running_requests",
+}
+
+
 def nearest_key(path: KeyPath, siblings: Mapping[str, Shape]) -> KeyPath | None:
     """The valid key that someone who wrote `path` most likely meant; None if none is near."""
     written = str(path[-1])
     close = _nearest(written, list(siblings))
+    if close is None:
+        close = _OTHERS_WORDS.get(written) if _OTHERS_WORDS.get(written) in siblings else None
     if close is not None:
         return (*path[:-1], close)
     known = list(walk(profile_shape()))

@@ -29,6 +29,7 @@ class Started:
         invocation: systemd's id of the start; "" until it is known.
         asked_to_stop: whether a stop was asked for since.
         stopped: how that stop went, for people.
+        ended: when that stop was done, seconds since the epoch; 0 while none was.
         leftovers: processes that it could not end.
     """
 
@@ -44,6 +45,7 @@ class Started:
     invocation: str = ""
     asked_to_stop: bool = False
     stopped: str = ""
+    ended: float = 0.0
     leftovers: tuple[Leftover, ...] = ()
 
 

@@ -117,7 +117,9 @@ class SystemdManager:
             gpu_busy=gpus.wait_released(seen, kill_wait) if started and started.gpus else "",
         )
         if started is not None:
-            ended = replace(started, asked_to_stop=True, stopped=report.describe(), leftovers=left)
+            ended = replace(
+                started, asked_to_stop=True, stopped=report.describe(), ended=time.time(), leftovers=left
+            )
             with contextlib.suppress(OSError):
                 write_started(self._paths, ended)
         return report

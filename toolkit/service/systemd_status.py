@@ -51,7 +51,7 @@ def status_of(unit: str, facts: Mapping[str, str], started: Started | None) -> P
     return ProcessStatus(
         state=state,
         pid=_number(facts["MainPID"]) or None,
-        since=_since(facts) or (started.time if started else None),
+        since=_since(state, facts, started),
         restarts=_number(facts["NRestarts"]),
         exit_status=number if code == _EXITED else None,
         exit_signal=signal_name(number) if code in (_KILLED, _DUMPED) else None,
@@ -136,9 +136,14 @@ def _written(mtime: float) -> float:
     return mtime - time.time() + time.monotonic()
 
 
-def _since(facts: Mapping[str, str]) -> float | None:
+def _since(state: State, facts: Mapping[str, str], started: Started | None) -> float | None:
+    # A unit that is neither active nor enabled may be forgotten by systemd, and its times with it.
+    if started is not None and started.asked_to_stop and state == "stopped" and started.ended:
+        return started.ended
     changed = _number(facts["StateChangeTimestampMonotonic"])
-    return time.time() - time.monotonic() + changed / 1e6 if changed else None
+    if changed:
+        return time.time() - time.monotonic() + changed / 1e6
+    return started.time if started is not None else None
 
 
 def _number(text: str) -> int:

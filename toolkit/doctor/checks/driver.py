@@ -12,6 +12,7 @@ from toolkit.hardware.catalogue import oldest_driver
 
 _SHOWN = 4
 _VERSION = "/proc/driver/nvidia/version"
+_INSTALL = "ddtoolkit hosts prepare installs it, on hosts of an inventory; or install it by hand, and reboot"
 _HOLD = "apt-mark hold {names}: an upgrade would replace the library under the loaded module"
 
 
@@ -26,7 +27,7 @@ def driver(facts: Facts, _: Wanted) -> Iterator[Result]:
         fix = "reboot, or unload and load the nvidia modules; then apt-mark hold the driver's packages"
         yield bad(f"kernel module {module or 'unknown'}, library {library}", "one version of both", fix)
     elif answer["why"] == "missing":
-        yield bad("there is no nvidia-smi", "NVIDIA's driver", "install the driver and reboot")
+        yield bad("there is no nvidia-smi", "NVIDIA's driver", _INSTALL)
     elif answer["why"] == "slow":
         fix = (
             "look for Xid lines with: dmesg | grep -i xid; a GPU that hangs takes a reboot. Without "
@@ -97,7 +98,9 @@ def packages(facts: Facts, profile: Wanted) -> Iterator[Result]:
     installed = host.driver_packages(answer["out"])
     yield from _branches(installed, profile)
     loose = [item.name for item in installed if not item.held]
-    if not installed:
+    if not installed and facts.command("smi")["why"] == "missing":
+        yield skipped("there is no driver")
+    elif not installed:
         yield good("the driver came without Debian packages; no upgrade replaces it")
     elif not loose:
         yield good(f"{len(installed)} packages of the driver are held")
