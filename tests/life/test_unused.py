@@ -2,7 +2,9 @@
 
 import fcntl
 import os
+import shutil
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -38,6 +40,21 @@ def test_what_a_release_needs_stays_and_the_rest_is_found_with_its_size(service)
     assert (found.path, found.what) == (other, "libraries")
     assert found.to_json()["path"] == str(other)
     assert 10000 <= found.size < 100000
+
+
+def test_a_release_that_lost_its_record_by_hand_still_needs_what_it_is_made_of(service):
+    libraries, code = folder(service, LIBRARIES), folder(service, CODE)
+    (release(service, code, libraries / "bin" / "python").path / "release.json").unlink()
+    assert unused(service.layout) == []
+
+
+def test_nothing_is_unused_where_what_serves_has_lost_its_folder(service, monkeypatch):
+    gone = release(service, folder(service, CODE), folder(service, LIBRARIES) / "bin" / "python")
+    running = replace(service.host.process_status(), state="running", release=gone.id)
+    monkeypatch.setattr("toolkit.release.host.ServiceHost.process_status", lambda self: running)
+    shutil.rmtree(gone.path)
+    with pytest.raises(ToolkitError, match=f"serves {gone.id}, whose folder is gone"):
+        unused(service.layout)
 
 
 def test_every_services_releases_count(service, tmp_path):

@@ -1,6 +1,7 @@
 """Damaged and missing files of a service: every command reaches an outcome and says what is wrong."""
 
 import json
+import shutil
 
 import pytest
 from changes import change, steps
@@ -42,6 +43,20 @@ def test_damaged_unit_of_the_current_release(service, served, missing):
     assert service.mark() is None
     assert control.start(service.layout, service.name).status == "failed"
     assert change(service, "test", served)[0].status == "failed"
+
+
+def test_a_current_release_without_its_record_is_damaged_and_not_none(service, served):
+    """Else the next deploy would be a first one, which leaves nothing serving where it fails."""
+    (served.path / "release.json").unlink()
+    current = service.host.store.current()
+    assert current is not None
+    assert current.id == served.id
+    shown = status(service.layout, service.name)
+    assert (shown.state, shown.release) == ("running", served.id)
+    assert any("release.json" in line for line in shown.warnings)
+    outcome, _ = change(service, "deploy", service.stage("two", "--exit-at-once", "3"), served)
+    assert outcome.status == "rolled_back"
+    assert service.mark() == "one"
 
 
 def test_a_damaged_base_does_not_keep_the_new_release_away(service, served):
@@ -120,7 +135,10 @@ def test_an_environment_that_vanishes_during_a_change_is_named(service, tmp_path
 
 @pytest.mark.parametrize("missing", ["link", "release"])
 def test_stop_needs_no_current_release(service, served, missing):
-    (service.paths.current if missing == "link" else served.path / "release.json").unlink()
+    if missing == "link":
+        service.paths.current.unlink()
+    else:
+        shutil.rmtree(served.path)
     shown = status(service.layout, service.name)
     assert shown.state == "running"
     assert any(f"serves release {served.id}, while none is current" in line for line in shown.warnings)

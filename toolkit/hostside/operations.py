@@ -472,7 +472,7 @@ def _ended(service: Deployed, outcome: Outcome | None) -> dict[str, Any]:
         "service": service.name,
         "outcome": None if outcome is None else outcome.to_json(),
         "release": None if current is None else current.id,
-        "url": None if current is None else current.unit.url,
+        "url": None if current is None else current.url,
         "report": None if current is None else _report(current, outcome),
     }
 

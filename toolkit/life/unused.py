@@ -97,8 +97,14 @@ def _needed_by(host: ServiceHost) -> Iterator[Path]:
         yield from _needs(release)
     status = host.process_status()
     if status.active and status.release is not None:
-        with contextlib.suppress(ToolkitError):
-            yield from _needs(host.store.get(status.release))
+        try:
+            serving = host.store.get(status.release)
+        except ToolkitError:
+            raise ToolkitError(
+                f"{host.name} serves {status.release}, whose folder is gone: what it needs is not known",
+                hint=f"ddtoolkit deploy profile {host.name}, or ddtoolkit stop {host.name}; then prune again",
+            ) from None
+        yield from _needs(serving)
 
 
 def _needs(release: Release) -> list[Path]:

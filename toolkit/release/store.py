@@ -94,6 +94,14 @@ class Release:
         return read_unit(self.path)
 
     @property
+    def url(self) -> str | None:
+        """Where it serves; None where its unit is damaged, which is no reason not to tell the rest."""
+        try:
+            return self.unit.url
+        except ToolkitError:
+            return None
+
+    @property
     def swapped(self) -> tuple[str, ...]:
         """Keys whose values came from a swap since the last deploy."""
         keys = self._recorded.get("swapped", self.meta.get("swapped"))
@@ -304,7 +312,7 @@ class Store:
             ConfigError: there is none.
         """
         path = self.path(release_id)
-        if not (path / _META_FILE).is_file():
+        if not _is_release(path):
             raise ConfigError(f"no release {release_id} in {self._paths.releases}", hint="ddtoolkit history")
         return Release(release_id, path)
 
@@ -315,7 +323,7 @@ class Store:
         except OSError:
             return []
         found = [Release(name, self._paths.releases / name) for name in names if _ID.match(name)]
-        return [release for release in found if (release.path / _META_FILE).is_file()]
+        return [release for release in found if _is_release(release.path)]
 
     def current(self) -> Release | None:
         """The release that `current` names; None before the first deploy."""
@@ -367,6 +375,11 @@ class Store:
 
     def _link(self, release_id: str) -> Path:
         return self._paths.base / f".current-{release_id}"
+
+
+def _is_release(path: Path) -> bool:
+    """Whether one was staged there; one that lost files since is damaged, and not none."""
+    return any((path / name).is_file() for name in (_META_FILE, _PROFILE_FILE, _MANIFEST_FILE, UNIT_FILE))
 
 
 def _write_tree(folder: Path, files: Mapping[str, bytes]) -> None:
