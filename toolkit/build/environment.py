@@ -210,11 +210,17 @@ def _fill(staging: Path, environment: Environment, target: Path) -> Path:
         staging.rename(target)
     except (OSError, shutil.Error) as error:
         shutil.rmtree(staging, ignore_errors=True)
-        reason = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or _first_reason(error)
         raise ToolkitError(
             f"cannot make the environment {target}: {reason}", hint=f"free space below {folder} and run again"
         ) from None
     return target
+
+
+def _first_reason(error: BaseException) -> str:
+    """Why the first file of a tree could not be copied; shutil names every one of them."""
+    files = error.args[0] if error.args else None
+    return str(files[0][-1]) if isinstance(files, list) and files else str(error)
 
 
 def _write_metadata(folder: Path) -> None:

@@ -513,10 +513,13 @@ def _with_kept_secrets(unit: Unit, base: Release | None, given: Mapping[str, str
     Raises:
         ConfigError: a value is missing.
     """
-    before = {} if base is None else stored_secrets(base.unit)
-    if base is not None and not before and base.unit.secrets and set(base.unit.secrets) <= set(given):
+    of_base = None
+    with contextlib.suppress(ToolkitError):  # a damaged base is replaced, whatever its secrets were
+        of_base = None if base is None else base.unit
+    before = {} if of_base is None else stored_secrets(of_base)
+    if of_base is not None and not before and of_base.secrets and set(of_base.secrets) <= set(given):
         # The base's own are gone: without them there would be no way back to it.
-        store_secrets(base.unit, {key: given[key] for key in base.unit.secrets})
+        store_secrets(of_base, {key: given[key] for key in of_base.secrets})
     values = {key: given.get(key) or before.get(key) for key in unit.secrets}
     if missing_keys := [key for key, value in values.items() if value is None]:
         raise ConfigError(
