@@ -228,6 +228,17 @@ def test_an_engine_that_is_not_driven_here_is_refused_with_a_way_out(ddtoolkit: 
     assert "service.manager: process" in shown.stderr
 
 
+@pytest.mark.parametrize("place", ["absent/report.json", "."])
+def test_a_report_that_could_not_be_written_is_refused_before_the_checks(
+    ddtoolkit: Command, place: str
+) -> None:
+    shown = ddtoolkit("test", "--url", "http://127.0.0.1:1", "--out", place)
+    assert (shown.returncode, shown.stderr.splitlines()[0]) == (
+        2,
+        f"error: {place}: no file can be written there",
+    )
+
+
 def test_usage_errors_exit_with_two(ddtoolkit: Command) -> None:
     assert ddtoolkit("deploy", "profile").returncode == 2
     assert ddtoolkit("no-such-command").returncode == 2

@@ -11,6 +11,7 @@ import pytest
 from tests.deploy.conftest import Site, free_port
 from toolkit.build.builder import checkpoint_marks
 from toolkit.build.environment import materialise
+from toolkit.deploy.flow import _with_kept_secrets
 from toolkit.deploy.judging import release_unit
 from toolkit.deploy.libraries import environment_of
 from toolkit.deploy.locate import Deployed, layout_of, remember
@@ -18,6 +19,8 @@ from toolkit.profile.loading import load_profile
 from toolkit.release.experiment import Experiment, read_experiment, write_experiment
 from toolkit.release.store import Store, content_digest
 from toolkit.service.files import json_bytes
+from toolkit.service.secrets import stored_secrets
+from toolkit.service.unit import SecretSource
 
 RATE = "host.download_rate"
 
@@ -133,3 +136,18 @@ def test_beside_an_experiment_it_ends_nothing_and_is_kept_after_it(staged: Site)
         assert release.profile["host"]["download_rate"] == "9MB"
     assert base.swapped == (RATE,)
     assert base.profile["speculative"]["budget"] != 20
+
+
+def test_secrets_of_a_release_whose_unit_was_lost_are_those_that_are_given(staged: Site) -> None:
+    """Else no deploy over SSH could replace it."""
+    layout = layout_of(load_profile(str(staged.profile)).profile)
+    base = Store(layout.service("local")).current()
+    assert base is not None
+    unit = replace(
+        base.unit,
+        secrets={"api-key": SecretSource(env="KEY")},
+        secrets_file=str(staged.home / "private" / "x"),
+    )
+    (base.path / "unit.json").unlink()
+    kept = _with_kept_secrets(unit, base, {"api-key": "value"})
+    assert stored_secrets(kept) == {"api-key": "value"}

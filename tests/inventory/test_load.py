@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from toolkit.errors import ConfigError
+from toolkit.errors import ConfigError, ToolkitError
 from toolkit.inventory.host import hosts_with
 from toolkit.inventory.load import load_hosts
 from toolkit.resources import bundled
@@ -169,6 +169,24 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, said: str) -> None:
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=said):
         load_hosts([path])
+
+
+def test_a_pipe_is_no_inventory_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    with pytest.raises(ConfigError, match=r"pipe\.yaml: is no file and no folder"):
+        load_hosts([tmp_path / "pipe.yaml"])
+
+
+def test_a_script_that_hangs_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "hosts.sh"
+    script.write_text("#!/bin/sh\nexec sleep 20\n")
+    script.chmod(0o755)
+    monkeypatch.setattr("toolkit.inventory.load._LIMIT", 3.0)
+    with pytest.raises(
+        ToolkitError, match=r"hosts\.sh: ansible-inventory has no answer after 3 s"
+    ) as refused:
+        load_hosts([script])
+    assert "run it by hand" in (refused.value.hint or "")
 
 
 def test_an_absent_file_is_named(tmp_path: Path) -> None:

@@ -63,6 +63,8 @@ def run_test(
     as_json: Json = False,
 ) -> None:
     """Run the acceptance checks against what serves, here or on hosts; exit 1 when one fails."""
+    for place in (out, picture):
+        _require_place(place)
     where = fleet.where(inventory, limit, batch=batch, parallel=parallel)
     if where is not None:
         _refuse_beside_inventory(url, api_key_env)
@@ -124,6 +126,14 @@ def _on_hosts(
         )
     else:
         fleet.full_test(name, where, manner)
+
+
+def _require_place(path: Path | None) -> None:
+    """Refuse before the checks, which take minutes, what their report could not be written to."""
+    if path is None:
+        return
+    if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"{path}: no file can be written there", hint="name a file in a folder that exists")
 
 
 def _to_serve(name: str | None) -> str:

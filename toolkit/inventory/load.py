@@ -52,6 +52,9 @@ def load_hosts(sources: Sequence[Path], *, limit: str | None = None) -> list[Hos
     for source in sources:
         if not source.exists():
             raise ConfigError(f"{source}: there is no such inventory", hint=said.EXAMPLE)
+        if not source.is_file() and not source.is_dir():
+            # Ansible reads a source more than once, and waits for what a pipe never says again.
+            raise ConfigError(f"{source}: is no file and no folder", hint="write the inventory into a file")
     where = [option for source in sources for option in ("-i", str(source))]
     narrowed = [] if limit is None else ["--limit", limit]
     listed, warned = _run("ansible-inventory", [*where, "--list", *narrowed], sources)
@@ -120,7 +123,13 @@ def _run(
             check=False,
             start_new_session=True,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired as error:
+        raise ToolkitError(
+            f"{', '.join(map(str, sources))}: {program} has no answer after {_LIMIT:.0f} s",
+            hint="does a script or a lookup of the inventory hang? run it by hand: "
+            f"ansible-inventory {' '.join(arguments[:2])} --list",
+        ) from error
+    except OSError as error:
         raise ToolkitError(f"{program} cannot be run: {error}", hint="reinstall ddtoolkit") from error
     if done.returncode not in allowed:
         raise refused(said.unreadable(done.stderr or done.stdout, sources))
