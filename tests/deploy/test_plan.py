@@ -50,6 +50,15 @@ def test_a_secret_with_a_new_value_needs_a_release() -> None:
     assert made.steps[0].reasons == ("service.api_key has a new value",)
 
 
+def test_what_runs_as_an_experiment_is_not_deployed() -> None:
+    """Else it would be said to be there, and be gone when its time is over."""
+    made = plan(Observed(release=current(), state="running", trial="r0"))
+    assert actions(made) == ["release", "restart", "acceptance"]
+    assert made.steps[0].reasons == ("what runs is an experiment, which would give way to r0",)
+    rate = current({**PROFILE, "host": {"download_rate": "9MB"}})
+    assert actions(plan(Observed(release=rate, state="running", trial="r0")))[0] == "release"
+
+
 def test_a_first_deploy_does_everything_in_order() -> None:
     made = plan(Observed(missing=["folder /x is missing"]))
     assert actions(made) == ["provision", "build", "release", "start", "acceptance"]

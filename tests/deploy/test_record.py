@@ -128,6 +128,7 @@ def test_beside_an_experiment_it_ends_nothing_and_is_kept_after_it(staged: Site)
     store.switch(name)
     now = time.time()
     write_experiment(paths, Experiment(name, base.id, "a@b", now, now + 600, 5, None))
+    assert "release" in steps(staged.json("plan", "local.yaml", "--set", "speculative.budget=20"))
     shown = staged.run("swap", "--set", f"{RATE}=9MB", "--yes")
     assert shown.returncode == 0, shown.stderr
     assert "no restart" in shown.stderr

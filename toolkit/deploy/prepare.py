@@ -21,6 +21,7 @@ from toolkit.profile.secrets import SECRETS, resolve_secret
 from toolkit.provision.lacks import missing
 from toolkit.provision.requirements import Requirements, requirements
 from toolkit.release import history
+from toolkit.release.experiment import read_experiment
 from toolkit.release.host import ServiceHost
 from toolkit.release.store import Release
 from toolkit.release.under_way import unsettled
@@ -154,6 +155,8 @@ def _observe(
     release, wrong = _read_release(current)
     changing = unsettled(host)
     settled = release is not None and wrong is None and changing is None
+    experiment = read_experiment(host.paths)
+    tried = experiment is not None and current is not None and experiment.release == current.id
     return Observed(
         damage=wrong,
         missing=missing(needed),
@@ -165,6 +168,7 @@ def _observe(
         libraries=lacking(profile, host.layout),
         weights=missing_weights,
         drifts=find(Deployed(host.name, host.layout), None) if settled else (),
+        trial=experiment.base if experiment is not None and tried else None,
     )
 
 

@@ -76,6 +76,7 @@ class Observed:
         libraries: what has to be installed for the engine, in words; None when nothing has.
         weights: checkpoints that have to come, a line each.
         drifts: how the host differs from what was deployed.
+        trial: the release that the current one, an experiment, gives way to by itself; None without one.
     """
 
     missing: Sequence[str] = ()
@@ -88,6 +89,7 @@ class Observed:
     libraries: str | None = None
     weights: Sequence[str] = ()
     drifts: Sequence[Drift] = ()
+    trial: str | None = None
 
     def drifted(self, mend: Mend) -> tuple[str, ...]:
         """The drifts that end in this way, a line each."""
@@ -159,11 +161,13 @@ def make_plan(service: str, desired: Desired, observed: Observed) -> Plan:
     if build:
         steps.append(Step("build", build))
     changes = tuple(differences(observed.release.profile, desired.profile)) if observed.release else ()
-    served = changes if build or restarts(changes) else ()
+    served = changes if build or observed.trial or restarts(changes) else ()
     release = _release_reasons(observed.release, served, build, damaged=observed.damage is not None)
     if observed.release is not None:
         release += tuple(f"{key} has a new value" for key in desired.renewed)
         release += observed.drifted("release")
+        if observed.trial and not release:
+            release = (f"what runs is an experiment, which would give way to {observed.trial}",)
     if changes and not release:
         steps.append(Step("record", tuple(map(_difference, changes))))
     steps += _serving(desired, observed, release)
