@@ -162,6 +162,15 @@ def test_who_leaves_out_the_word_profile_is_told(ddtoolkit: Command) -> None:
     assert "next: ddtoolkit deploy profile local-cpu" in shown.stderr
 
 
+def test_a_service_that_is_nearly_named_is_proposed(ddtoolkit: Command, tmp_path: Path) -> None:
+    records = tmp_path / "home" / ".local" / "state" / "ddtoolkit" / "services"
+    records.mkdir(parents=True)
+    (records / "local-cpu.json").write_text(json.dumps({"root": str(tmp_path / "root")}))
+    (tmp_path / "root" / "services" / "local-cpu").mkdir(parents=True)
+    assert "next: did you mean local-cpu?" in ddtoolkit("status", "local-cpuu").stderr
+    assert "next: ddtoolkit deploy profile other" in ddtoolkit("status", "other").stderr
+
+
 def test_json_changes_nothing_without_yes(ddtoolkit: Command, tmp_path: Path) -> None:
     shown = ddtoolkit("deploy", "profile", "local-cpu", "--json")
     assert shown.returncode == 2

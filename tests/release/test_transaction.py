@@ -23,6 +23,9 @@ def test_first_deploy_then_second(service):
     first = service.stage("one", "--load", "1.0")
     outcome, events = change(service, "deploy", first, acceptance=service.acceptance(requests=2))
     assert outcome.status == "committed"
+    # There is no old one to be stopped.
+    stop = next(event for event in events if (event.step, event.state) == ("stop_old", "begin"))
+    assert stop.message == "seeing that nothing serves"
     forward = ["preflight", "stop_old", "switch", "start_new", "ready", "acceptance", "commit", "outcome"]
     assert steps(events) == forward
     assert [event.message for event in events if event.state == "progress"] == ["request 0", "request 1"]

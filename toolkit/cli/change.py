@@ -27,6 +27,7 @@ from toolkit.errors import ConfigError, ToolkitError
 if TYPE_CHECKING:
     from toolkit.deploy.locate import Deployed
     from toolkit.profile.overlay import Overlay
+    from toolkit.release.host import ServiceHost
     from toolkit.release.request import Outcome
 
 
@@ -94,7 +95,7 @@ def swap(
             if as_json:
                 emit({"ok": True, "service": service.name, "changes": [], "outcome": None})
             return
-        say(f"swap on {service.name}, {'one restart' if restarts(changes) else 'no restart'}:")
+        say(f"swap on {service.name}, {_restart(host) if restarts(changes) else 'no restart'}:")
         for line in describe(changes):
             say(f"  {line}")
         if seconds is not None:
@@ -152,7 +153,7 @@ def rollback(
         host = ServiceHost(service.layout, service.name)
         current = current_release(service)
         target = rollback_target(host, current, release)
-        say(f"rollback of {service.name} from {current.id} to {target.id}, one restart:")
+        say(f"rollback of {service.name} from {current.id} to {target.id}, {_restart(host)}:")
         for line in describe(differences(current.profile, target.profile)):
             say(f"  {line}")
         outcome = run_rollback(service, release, watcher, lock_wait=lock_wait, new_baseline=new_baseline)
@@ -195,6 +196,12 @@ def _save(overlay: Overlay | None) -> None:
     if overlay is not None:
         overlay.write()
         say(f"saved to {overlay.path}: deploy with --overlay {overlay.path} to keep these values")
+
+
+def _restart(host: ServiceHost) -> str:
+    if host.process_status().active:
+        return "one restart"
+    return "which starts the service: it does not run"
 
 
 def _finish(

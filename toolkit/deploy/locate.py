@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from toolkit.errors import ConfigError, ToolkitError
@@ -80,9 +81,10 @@ def find_service(name: str | None) -> Deployed:
             f"{name}: its first deploy was begun, and has not come to a release yet",
             hint=f"if it is not running any more: ddtoolkit deploy profile {name} goes on with it",
         )
+    near = get_close_matches(name, [service.name for service in services], n=1)
     raise ConfigError(
         f"no service {name!r} is deployed on this machine (deployed: {names})",
-        hint=f"ddtoolkit deploy profile {name}",
+        hint=f"did you mean {near[0]}?" if near else f"ddtoolkit deploy profile {name}",
     )
 
 

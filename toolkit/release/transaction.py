@@ -112,7 +112,8 @@ class Transaction:
 
     def _go(self, release: Release) -> None:
         step = self._steps.step
-        with step("stop_old", "stopping the old release", announced=True) as data:
+        old = "stopping the old release" if self._request.base else "seeing that nothing serves"
+        with step("stop_old", old, announced=True) as data:
             forget_experiment(self._host.paths)
             # What is not accepted yet must not be started by a reboot.
             self._host.manager(self._serving_unit()).disable()
