@@ -152,3 +152,19 @@ def test_secrets_of_a_release_whose_unit_was_lost_are_those_that_are_given(stage
     (base.path / "unit.json").unlink()
     kept = _with_kept_secrets(unit, base, {"api-key": "value"})
     assert stored_secrets(kept) == {"api-key": "value"}
+
+
+@pytest.mark.parametrize("name", ["profile.json", "unit.json"])
+def test_what_hands_changed_is_refused_and_told_what_mends_it(staged: Site, name: str) -> None:
+    release = next((staged.home / "service" / "services" / "local" / "releases").iterdir())
+    path = release / name
+    path.chmod(0o644)
+    path.write_text(path.read_text().replace("30", "31"))
+    shown = staged.run("start", "local")
+    assert shown.returncode == 1
+    assert f"{path}: is not the one that the release was made with" in shown.stderr
+    assert "ddtoolkit deploy profile local" in shown.stderr
+    assert any(f"{path}: is not the one" in line for line in staged.status["warnings"])
+    found = staged.json("drift", "local", "--deployed")
+    assert any(item["subject"].startswith(str(release)) for item in found)
+    assert [item["fix"] for item in found if item["kind"] == "process"] == ["ddtoolkit deploy profile local"]

@@ -8,6 +8,7 @@ from changes import change, steps
 
 from toolkit.release import control, history
 from toolkit.release.request import Acceptance
+from toolkit.release.store import content_digest
 from toolkit.release.view import status
 from toolkit.service.secrets import stored_secrets
 from toolkit.service.unit import SecretSource
@@ -16,6 +17,23 @@ from toolkit.service.unit import SecretSource
 def spoil(path, text="{"):
     path.chmod(0o644)
     path.write_text(text)
+
+
+def rehash(release):
+    """Let its files count as those that it was made with, as a version without a hash of each wrote it."""
+    meta = {**release.meta, "digest": content_digest(release.built_profile, release.manifest)}
+    del meta["files"]
+    spoil(release.path / "release.json", json.dumps(meta))
+
+
+def edit(path):
+    """Change it by hand into what is still whole."""
+    value = json.loads(path.read_text())
+    if path.name == "unit.json":
+        value["argv"].append("--edited")
+    else:
+        value["edited"] = 1
+    spoil(path, json.dumps(value))
 
 
 @pytest.fixture
@@ -79,6 +97,7 @@ def test_a_release_whose_environment_is_gone_is_refused(service, tmp_path, serve
     assert service.mark() == "one"
     gone.mkdir()
     (gone / "environment.json").write_text("{}")
+    rehash(new)
     assert change(service, "swap", new, served)[0].status == "committed"
 
 
@@ -131,6 +150,46 @@ def test_an_environment_that_vanishes_during_a_change_is_named(service, tmp_path
     assert outcome.status == "rollback_failed"
     assert f"{folder} is missing" in outcome.message
     assert service.mark() is None
+
+
+@pytest.mark.parametrize("name", ["profile.json", "manifest.json", "unit.json"])
+def test_a_release_that_hands_changed_is_not_started(service, served, name):
+    edit(path := served.path / name)
+    said = f"{path}: is not the one that the release was made with"
+    assert any(line.startswith(said) for line in status(service.layout, service.name).warnings)
+    pid = service.host.process_status().pid
+    outcome = control.restart(service.layout, service.name)
+    assert (outcome.status, outcome.message) == ("failed", said)
+    assert "ddtoolkit deploy profile stub" in outcome.hint
+    assert control.start(service.layout, service.name).message == "it serves already: nothing was started"
+    assert service.host.process_status().pid == pid
+    new = service.stage("two")
+    assert change(service, "deploy", new, served)[0].status == "committed"
+    pid = service.host.process_status().pid
+    outcome, events = change(service, "rollback", served, new)
+    assert (outcome.status, outcome.reason) == ("not_started", said)
+    assert "stop_old" not in steps(events, "begin")
+    assert service.host.process_status().pid == pid
+    assert control.stop(service.layout, service.name).status == "committed"
+    edit(new.path / name)
+    assert control.start(service.layout, service.name).status == "failed"
+
+
+def test_a_release_of_a_version_without_hashes_is_known_by_its_digest(service, served):
+    rehash(served)
+    assert control.restart(service.layout, service.name).status == "committed"
+    edit(served.path / "profile.json")
+    outcome = control.restart(service.layout, service.name)
+    assert outcome.status == "failed"
+    assert "profile.json or manifest.json is not the one that the release was made with" in outcome.message
+
+
+def test_what_hands_changed_is_returned_to_rather_than_nothing(service, served):
+    edit(served.path / "profile.json")
+    refuses = Acceptance(("/bin/false",))
+    outcome, _ = change(service, "swap", service.stage("two"), served, acceptance=refuses)
+    assert (outcome.status, outcome.serving) == ("rolled_back", served.id)
+    assert service.mark() == "one"
 
 
 @pytest.mark.parametrize("missing", ["link", "release"])

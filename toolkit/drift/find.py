@@ -55,6 +55,10 @@ def find(service: Deployed, wanted: Mapping[str, Any] | None) -> list[Drift]:
         found = [replace(item, mend="hand") if item.mend == "restart" else item for item in found]
     if status.state == "running":
         found += server.drifts(unit, profile, status.since)
+    if current.altered() is not None:
+        # A start and a restart are refused there; a new release is started, too.
+        refused = [f"ddtoolkit {verb} {service.name}" for verb in ("start", "restart")]
+        found = [replace(item, fix=again) if item.fix in refused else item for item in found]
     return found
 
 

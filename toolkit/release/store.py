@@ -60,7 +60,7 @@ class Release:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """`id`, `digest`, `created`, `changes`, `swapped`."""
+        """`id`, `digest`, `created`, `changes`, `swapped`, `files` (SHA-256 of each one's canonical JSON)."""
         return self._read(_META_FILE)
 
     @property
@@ -177,6 +177,37 @@ class Release:
         folder = self.path / _SOURCES
         return {path.name: path.read_bytes() for path in sorted(folder.glob("*")) if path.is_file()}
 
+    def altered(self) -> str | None:
+        """Which of its files is not the one that it was made with, in words; None when none is.
+
+        Releases of versions that kept no hash of each file are told by the digest of profile and manifest.
+
+        Raises:
+            ToolkitError: release.json, which has the hashes, is absent or damaged.
+        """
+        hashes = self.meta.get("files")
+        if not isinstance(hashes, dict):
+            values = [read_json(self.path / name) for name in (_PROFILE_FILE, _MANIFEST_FILE)]
+            if _sha256(values) == self.digest:
+                return None
+            return f"{self.path}: profile.json or manifest.json is not the one that the release was made with"
+        for name, expected in sorted(hashes.items()):
+            if _sha256(read_json(self.path / name)) != expected:
+                return f"{self.path / name}: is not the one that the release was made with"
+        return None
+
+    def require_unaltered(self, service: str) -> None:
+        """Make sure that what is going to be served is what was made, and judged.
+
+        Args:
+            service: name of the service, for the next step.
+
+        Raises:
+            ToolkitError: a file was changed since; names it.
+        """
+        if (why := self.altered()) is not None:
+            raise ToolkitError(why, hint=sound_again(service))
+
     def require_environment(self) -> None:
         """Make sure that the code it was built with is still there; else another version might be run.
 
@@ -221,7 +252,19 @@ class Release:
 
 def content_digest(profile: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
     """SHA-256 over the canonical JSON of both, in hexadecimal."""
-    canonical = json.dumps([profile, manifest], sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return _sha256([profile, manifest])
+
+
+def sound_again(service: str) -> str:
+    """The next step for a release whose files were changed."""
+    return (
+        f"ddtoolkit deploy profile {service} makes a sound release; "
+        f"ddtoolkit rollback {service} --to RELEASE goes to another of ddtoolkit history {service}"
+    )
+
+
+def _sha256(value: Any) -> str:
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
@@ -278,17 +321,21 @@ class Store:
         path = self.path(release_id)
         if unit.release != release_id:
             raise ToolkitError(f"the unit is for release {unit.release}, not {release_id}")
+        made = {
+            _PROFILE_FILE: json_bytes(profile),
+            UNIT_FILE: write_unit(unit),
+            _MANIFEST_FILE: json_bytes(manifest),
+        }
         meta = {
             "id": release_id,
             "digest": content_digest(profile, manifest),
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "changes": [asdict(change) for change in changes],
             "swapped": sorted(swapped),
+            "files": {name: _sha256(json.loads(data)) for name, data in made.items()},
         }
         files = {
-            _PROFILE_FILE: json_bytes(profile),
-            UNIT_FILE: write_unit(unit),
-            _MANIFEST_FILE: json_bytes(manifest),
+            **made,
             _META_FILE: json_bytes(meta),
             **{f"{_SOURCES}/{Path(name).name}": data for name, data in (sources or {}).items()},
         }

@@ -86,6 +86,7 @@ class Transaction:
             unit = self._target().unit
             if self._request.kind != "return":  # its time is over, whatever the disk has to say
                 require_space(self._host.paths, self._target().path, unit)
+                self._target().require_unaltered(self._host.name)
             self._host.manager(unit).check(self._target().path)
             write_secrets(unit)
             status = self._host.process_status()
@@ -252,6 +253,7 @@ class Transaction:
                 with self._steps.step("preflight", "checking the release"):
                     self._target().require_environment()
                     unit = self._target().unit
+                    self._require_unaltered()
                     self._host.manager(unit).check(self._target().path)
                     if kind == "restart":  # a start may find it serving, with the secrets it has
                         write_secrets(unit)
@@ -269,6 +271,12 @@ class Transaction:
         if kind == "start" and "start_new" not in self._steps.begun(also_now=True):
             return self._end_served_already()
         return self._end("committed", _STOPPED_WORDS[kind])
+
+    def _require_unaltered(self) -> None:
+        """Refuse what hands have changed, while that still costs nobody a server."""
+        serving = self._request.kind == "start" and self._host.process_status().active
+        if not serving and "stop_old" not in self._steps.begun():
+            self._target().require_unaltered(self._host.name)
 
     def _end_served_already(self) -> Outcome:
         """A start that found it serving; nothing can take the place of a supervisor while its server runs."""
