@@ -271,6 +271,22 @@ def test_an_unreachable_host_hides_no_other(
     shown = json.loads(done.stdout)["hosts"]
     assert "no SSH at 127.0.0.1 port 9" in shown["ct200"]["error"]
     assert shown["ct201"]["result"][0]["state"] == "running"
+    pids = served_pids(ddtoolkit)
+    more = ["--set", "speculative.budget=7", "--yes", "--json"]
+    done = subprocess.run(
+        [PROGRAM, "deploy", "profile", NAME, *SETS, *more, "-i", lost],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env=os.environ | {"SERVER_KEY": KEY},
+    )
+    assert done.returncode == 4, done.stdout + done.stderr
+    shown = json.loads(done.stdout)["hosts"]
+    assert shown["ct200"]["hint"].endswith("; or deploy the others without it: --limit '!ct200'")
+    assert shown["ct201"]["skipped"] == "not begun, since ct200 could not be planned"
+    assert "speculative.budget: " in done.stderr
+    assert served_pids(ddtoolkit) == pids
 
 
 def test_a_host_that_vanishes_is_told_and_the_other_one_is_done(

@@ -101,6 +101,7 @@ def deploy(
         provision,
         untouched,
     )
+    from toolkit.fleet.halt import halted, leaving_out
     from toolkit.fleet.wheels import bring_wheels, check_wheels
     from toolkit.profile.loading import load_profile
     from toolkit.weights.fanout import Spread
@@ -115,6 +116,7 @@ def deploy(
         out = lock_all(connections, names, wanted.service, command, wait=wait, limit=limit)
         plans = plan_everywhere(wanted, connections, limit=limit, but=out)
         _show_plans(plans, say)
+        plans = halted(leaving_out(plans, where.limit), "not begun, since {} could not be planned")
         if all(item.value is None or item.value["plan"]["empty"] for item in plans):
             _end([untouched(item) for item in plans], manner)
             return
@@ -128,10 +130,12 @@ def deploy(
                 resolved.profile, wanted, connections, plans, board.tell, ignored=ignored, limit=limit
             )
             plans = provision(wanted, where.inventory, plans, board.tell)
+            plans = halted(plans, "not restarted, since provisioning failed on {}")
             plans = bring_wheels(wanted.wheels, connections.hosts, plans, board.tell, limit=limit)
             plans = equip(
                 wanted.bare, wanted.args(), connections, plans, board.tell, command=command, limit=limit
             )
+            plans = halted(plans, "not restarted, since the libraries failed on {}")
             spread = Spread(limit, seed)
             plans = bring_weights(
                 wanted, connections, plans, board.tell, inventory=where.inventory, spread=spread
