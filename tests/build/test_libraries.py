@@ -81,8 +81,11 @@ def test_a_file_that_differs_from_the_lock_is_refused(house, place, spoilt):
 def test_what_the_wheelhouse_lacks_is_named(house, place):
     lock = lock_for(make_wheel(house, "torch"), gone := make_wheel(house, "gone"))
     gone.unlink()
-    with pytest.raises(ToolkitError, match=rf"gone==1\.0 for Python .* is not in the wheelhouse {house}"):
+    said = rf"gone==1\.0 for Python .* is not in the wheelhouse {house}"
+    with pytest.raises(ToolkitError, match=said) as caught:
         ensure(lock, place, lambda _: None)
+    assert caught.value.hint.startswith("ddtoolkit wheelhouse --out DIR --python 3.")
+    assert caught.value.hint.endswith(f"; then bring it to {house}")
 
 
 def test_a_missing_wheelhouse_is_named(tmp_path, house):

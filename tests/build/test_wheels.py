@@ -14,7 +14,7 @@ from tests.build.wheels import Site, checksums, lock_for, make_wheel, sha256
 from toolkit.build.libraries.install import MARKER, ensure, interpreter
 from toolkit.build.libraries.lock import Lock, lock_of
 from toolkit.build.libraries.place import place_in
-from toolkit.build.wheelhouse import Target, here
+from toolkit.build.wheelhouse import Target, here, make
 from toolkit.build.wheels.house import open_house
 from toolkit.build.wheels.send import needed_by
 from toolkit.build.wheels.store import Store, Wheel
@@ -262,3 +262,16 @@ def test_prune_leaves_what_is_being_brought_and_what_is_no_wheel(site):
     found = set(store.unused([], -1.0))
     assert part in found
     assert stray not in found
+
+
+def test_what_the_index_lacks_is_named_with_what_helps(tmp_path, monkeypatch):
+    lock = lock_for(make_wheel(tmp_path, "gone"))
+    empty = tmp_path / "index"
+    empty.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(empty))
+    with pytest.raises(ToolkitError) as caught:
+        make(lock, tmp_path / "out", Target("3.13", "x86_64"), (), lambda _: None)
+    assert caught.value.message.endswith("has no wheel of gone==1.0 for Python 3.13 on x86_64")
+    assert "--with WHEEL" in caught.value.hint
+    assert "run it again" not in caught.value.hint

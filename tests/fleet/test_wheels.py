@@ -9,7 +9,17 @@ from toolkit.build.wheels.house import open_house
 from toolkit.build.wheels.send import Order
 from toolkit.errors import ConfigError, ToolkitError
 from toolkit.fleet.results import HostResult
-from toolkit.fleet.wheels import Here, bring_wheels, check_wheels, order_of, with_wheels
+from toolkit.fleet.wheels import (
+    Here,
+    HouseThere,
+    bring_wheels,
+    check_here,
+    check_wheels,
+    house_of,
+    order_of,
+    with_house_there,
+    with_wheels,
+)
 from toolkit.inventory.host import Host
 from toolkit.profile.loading import load_profile
 
@@ -84,6 +94,27 @@ def test_on_this_machine_it_goes_without_ssh(site):
         Here(Order(open_house(site.house), lock_for(_other(site.house)), str(site.root))).planned(
             {"steps": STEPS}
         )
+
+
+def test_a_house_on_the_host_that_will_not_do_is_an_error_of_that_host(site):
+    house = HouseThere(str(site.house), site.lock, str(site.root))
+    both = [*plans("box"), *plans("other", steps=[STEPS[0]])]
+    assert with_house_there(both, house, hosts("box", "other"), 2) == both
+    assert with_house_there(both, None, hosts("box", "other"), 2) == both
+    site.small.unlink()
+    failed, other = with_house_there(both, house, hosts("box", "other"), 2)
+    assert f"box: the wheelhouse {site.house} on this host has no small==1.0" in failed.error.message
+    assert other == both[1]
+    brought = plans("box", steps=[*STEPS, {"action": "wheels", "reasons": []}])
+    assert with_house_there(brought, house, hosts("box"), 1) == brought
+
+
+def test_a_profiles_own_wheelhouse_is_looked_at_on_this_machine(tmp_path):
+    profile = load_profile("systemd-cpu", sets=[f"host.wheelhouse={tmp_path}/none"]).profile
+    with pytest.raises(ToolkitError, match=f"this machine: no wheelhouse {tmp_path}/none on this host"):
+        check_here({"steps": STEPS}, profile)
+    check_here({"steps": STEPS[:1]}, profile)
+    assert house_of(load_profile("systemd-cpu").profile) is None
 
 
 def _other(folder: Path) -> Path:

@@ -229,10 +229,22 @@ def _download(blocks: Sequence[str], out: Path, target: Target, say: Say) -> Non
                 say(line.strip().partition(" (from")[0])
     wanted.unlink()
     if child.returncode != 0:
-        errors = [line for line in kept if "ERROR" in line] or kept
-        raise ToolkitError(
-            f"pip download failed: {' '.join(errors[-2:])[:600]}", hint="run it again: it goes on"
+        raise _failure(kept, target)
+
+
+def _failure(lines: Sequence[str], target: Target) -> ToolkitError:
+    """What a failed download comes to."""
+    missing = re.search(r"No matching distribution found for (\S+)", "\n".join(lines))
+    if missing is not None:
+        return ToolkitError(
+            f"the package index that pip is set to has no wheel of {missing[1]} "
+            f"for Python {target.python} on {target.machine}",
+            hint="give a file that the lock names with --with WHEEL, or set pip to an index that has it",
         )
+    errors = [line for line in lines if "ERROR" in line] or lines
+    return ToolkitError(
+        f"pip download failed: {' '.join(errors[-2:])[:600]}", hint="run it again: it goes on"
+    )
 
 
 def _write_checksums(out: Path) -> None:

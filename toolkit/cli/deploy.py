@@ -111,7 +111,8 @@ def deploy_profile(
     ):
         prepared = prepare(resolved)
         told = prepared.plan.to_json()
-        show_plan(told if wheels is None else wheels.planned(told), HERE, say)
+        told = told if wheels is None else wheels.planned(told)
+        show_plan(told, HERE, say)
         if prepared.plan.empty:
             _finish(prepared, None, as_json=as_json)
             return
@@ -120,6 +121,7 @@ def deploy_profile(
                 "--json changes nothing without --yes", hint="add --yes, or use ddtoolkit plan --json"
             )
         confirm_undone({HERE: describe(prepared.plan.undone_swaps)}, yes=yes)
+        _check_wheelhouse(profile, told)
         from toolkit.doctor.ask import report_here
         from toolkit.doctor.preflight import mended_by, preflight
         from toolkit.doctor.request import examination
@@ -165,6 +167,7 @@ def plan(
     told = prepared.plan.to_json()
     if (wheels := _wheels_here(resolved.profile, wheelhouse)) is not None:
         told = wheels.planned(told)
+    _check_wheelhouse(resolved.profile, told)
     told |= {"overrides": [item.to_json() for item in resolved.overrides]}
     show_plan(told, HERE, say if as_json else answer)
     if check:
@@ -185,6 +188,13 @@ def _wheels_here(profile: Profile, wheelhouse: Path | None) -> Here | None:
     from toolkit.fleet.wheels import Here, order_of
 
     return Here(order_of(profile, wheelhouse))
+
+
+def _check_wheelhouse(profile: Profile, plan: dict[str, Any]) -> None:
+    if profile.host.wheelhouse is not None:
+        from toolkit.fleet.wheels import check_here
+
+        check_here(plan, profile)
 
 
 def _load(name: str, overlays: Overlays, sets: Sets) -> ResolvedProfile:

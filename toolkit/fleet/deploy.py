@@ -20,7 +20,7 @@ from toolkit.fleet.connections import Connections
 from toolkit.fleet.drain import TellHost, drained
 from toolkit.fleet.many import at_once
 from toolkit.fleet.results import HostResult
-from toolkit.fleet.wheels import order_of, with_wheels
+from toolkit.fleet.wheels import HouseThere, house_of, order_of, with_house_there, with_wheels
 from toolkit.profile.loading import ResolvedProfile
 from toolkit.profile.schema import Profile
 from toolkit.profile.secrets import SECRETS, require_secrets, resolve_secret
@@ -43,6 +43,8 @@ class Desired:
         bare: what hosts need that have nothing of the toolkit yet; None where such a host is an error.
         weights: what hosts are asked for, one a checkpoint that is fetched.
         wheels: what they are to have of a wheelhouse here; None where they take libraries from elsewhere.
+        house: the folder of wheels on the hosts that the profile names, and the lock that is installed from
+            it; None where it names none.
     """
 
     service: str
@@ -53,6 +55,7 @@ class Desired:
     bare: Bare | None = None
     weights: Sequence[dict[str, Any]] = ()
     wheels: Order | None = None
+    house: HouseThere | None = None
 
     def args(self) -> dict[str, Any]:
         """What the agent's `plan` takes."""
@@ -81,7 +84,8 @@ def desired(resolved: ResolvedProfile, wheelhouse: Path | None = None) -> Desire
     files = {item.path.name: base64.b64encode(item.path.read_bytes()).decode() for item in resolved.sources}
     settings = requirements(profile, layout_of(profile)).settings()
     bare, weights = bare_of(profile, resolved.data), requests(profile)
-    return Desired(profile.name, resolved.data, files, secrets, settings, bare, weights, wheels)
+    house = house_of(profile)
+    return Desired(profile.name, resolved.data, files, secrets, settings, bare, weights, wheels, house)
 
 
 def plan_everywhere(
@@ -94,6 +98,7 @@ def plan_everywhere(
     plans = with_bare([*known.values(), *found], wanted.bare)
     plans = with_weights(plans, wanted.weights, connections.hosts, limit)
     plans = with_wheels(plans, wanted.wheels, connections.hosts, limit)
+    plans = with_house_there(plans, wanted.house, connections.hosts, limit)
     return sorted(plans, key=lambda item: item.host)
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from toolkit.build.libraries.lock import Lock
 from toolkit.build.wheels.house import open_house
 from toolkit.build.wheels.send import Order, bring, needed_by
 from toolkit.build.wheels.store import Wheel
+from toolkit.build.wheels.there import check_there
 from toolkit.deploy.libraries import from_store, lock_for
 from toolkit.errors import ConfigError, ToolkitError
 from toolkit.fleet.many import at_once
@@ -17,6 +20,7 @@ from toolkit.fleet.results import HostResult
 from toolkit.inventory.host import Host
 from toolkit.profile.schema import Profile
 
+_HERE = Host("this machine", {"ansible_connection": "local"})
 TellHost = Callable[[str, dict[str, Any]], None]
 
 
@@ -63,6 +67,59 @@ def with_wheels(
 
     found = {item.host: item for item in at_once(names, one, limit=limit)}
     return [found.get(item.host, item) for item in plans]
+
+
+@dataclass(frozen=True, slots=True)
+class HouseThere:
+    """A folder of wheels on the hosts.
+
+    Attributes:
+        folder: where it lies there.
+        lock: what is installed from it.
+        root: folder on the hosts that everything lies below; None for the system's places.
+    """
+
+    folder: str
+    lock: Lock
+    root: str | None
+
+
+def house_of(profile: Profile) -> HouseThere | None:
+    """The wheelhouse that a profile names; None where it names none, or nothing is installed for it."""
+    lock, folder = lock_for(profile), profile.host.wheelhouse
+    return None if lock is None or folder is None else HouseThere(folder, lock, profile.host.root)
+
+
+def with_house_there(
+    plans: Sequence[HostResult], house: HouseThere | None, hosts: Mapping[str, Host], limit: int
+) -> list[HostResult]:
+    """The plans; an error for each host on which libraries are to be installed from what will not do."""
+    names = [item.host for item in plans if item.value and _from_there(item.value["plan"])]
+    if house is None or not names:
+        return list(plans)
+    there = house
+
+    def one(name: str) -> None:
+        check_there(hosts[name], there.lock, there.folder, there.root)
+
+    found = {item.host: item for item in at_once(names, one, limit=limit)}
+    return [
+        found[item.host] if item.host in found and found[item.host].error is not None else item
+        for item in plans
+    ]
+
+
+def check_here(plan: dict[str, Any], profile: Profile) -> None:
+    """The same for a deploy on this machine, without SSH.
+
+    Raises:
+        ToolkitError: the wheelhouse that the profile names will not do.
+    """
+    (item,) = with_house_there(
+        [HostResult(_HERE.name, {"plan": plan})], house_of(profile), {_HERE.name: _HERE}, 1
+    )
+    if item.error is not None:
+        raise item.error
 
 
 def check_wheels(order: Order | None, plans: Sequence[HostResult]) -> None:
@@ -114,8 +171,6 @@ class Here:
         order: what this machine is to have.
     """
 
-    _HOST = Host("this machine", {"ansible_connection": "local"})
-
     def __init__(self, order: Order) -> None:
         self._order = order
         self._needed = False
@@ -126,8 +181,8 @@ class Here:
         Raises:
             ToolkitError: the folder lacks a wheel, or the disk is too small.
         """
-        name = self._HOST.name
-        (item,) = with_wheels([HostResult(name, {"plan": plan})], self._order, {name: self._HOST}, 1)
+        name = _HERE.name
+        (item,) = with_wheels([HostResult(name, {"plan": plan})], self._order, {name: _HERE}, 1)
         if item.error is not None:
             raise item.error
         self._needed = "wheels" in item.value
@@ -142,12 +197,18 @@ class Here:
         """
         if self._needed:
             step("wheels", f"from {self._order.house.folder}")
-            bring(self._HOST, self._order, lambda message: line(str(message.get("line", ""))))
+            bring(_HERE, self._order, lambda message: line(str(message.get("line", ""))))
 
 
 def _step(plan: Mapping[str, Any]) -> int | None:
     """Where in a plan the libraries are installed; None where they are not."""
     return next((at for at, step in enumerate(plan["steps"]) if step["action"] == "libraries"), None)
+
+
+def _from_there(plan: Mapping[str, Any]) -> bool:
+    """Whether libraries are installed, and no wheels brought for them."""
+    actions = {step["action"] for step in plan["steps"]}
+    return "libraries" in actions and "wheels" not in actions
 
 
 def _nobody(_: dict[str, Any]) -> None:

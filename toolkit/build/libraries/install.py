@@ -205,10 +205,12 @@ def _failure(lines: list[str], command: Sequence[str], place: Place) -> ToolkitE
             hint="a damaged or replaced file: bring it there anew; it was not installed",
         )
     if missing := re.search(r"No matching distribution found for (\S+)", text):
-        version = f"Python {sys.version_info.major}.{sys.version_info.minor}"
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        hint = "pip's settings on the host name the index; or set host.wheelhouse"
+        if place.wheelhouse is not None:
+            hint = f"ddtoolkit wheelhouse --out DIR --python {version}; then bring it to {place.wheelhouse}"
         return ToolkitError(
-            f"{missing[1]} for {version} on {os.uname().machine} is not in {where}",
-            hint="pip's settings on the host name the index; or set host.wheelhouse",
+            f"{missing[1]} for Python {version} on {os.uname().machine} is not in {where}", hint=hint
         )
     if "ensurepip is not" in text or "No module named venv" in text:
         return ToolkitError(

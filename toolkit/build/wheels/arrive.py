@@ -15,9 +15,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 from toolkit.build.libraries.install import damage
-from toolkit.build.libraries.lock import Lock
+from toolkit.build.libraries.lock import Lock, needs_cuda
 from toolkit.build.wheels.store import Store, Wheel, sha256_of
 from toolkit.errors import ToolkitError
 from toolkit.layout import Layout
@@ -96,6 +97,18 @@ class Session:
         installed = damage(folder, lock) is None
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
         self._tell({"look": {"installed": installed, "python": python, "machine": platform.machine()}})
+
+    def list(self, request: Request, layout: Layout) -> None:
+        """The wheels of a folder here, where a lock will be installed from it; None where there is none."""
+        lock, folder = str(request["lock"]), Path(str(request["folder"])).expanduser()
+        environment = str(request["environment"])
+        brought = (layout.wheels / f"{environment}.txt").is_file()  # the store comes before the folder
+        needed = not brought and damage(layout.environments / environment, lock) is not None
+        names = sorted(path.name for path in folder.glob("*.whl")) if folder.is_dir() else None
+        cuda = [name for name in names or () if name.startswith("torch-") and _loads_cuda(folder / name)]
+        python = f"{sys.version_info.major}.{sys.version_info.minor}"
+        about = {"python": python, "machine": platform.machine()}
+        self._tell({"list": {"needed": needed, "names": names, "cuda": cuda, **about}})
 
     def plan(self, request: Request, layout: Layout) -> None:
         """What has to come of `wheels`, and what does not fit; changes nothing."""
@@ -196,8 +209,16 @@ def _write(fd: int, data: bytes, position: int) -> None:
         left, position = left[count:], position + count
 
 
+def _loads_cuda(torch: Path) -> bool:
+    try:
+        return needs_cuda(torch)
+    except (OSError, BadZipFile, StopIteration):  # pip will say so
+        return False
+
+
 _VERBS = {
     "look": Session.look,
+    "list": Session.list,
     "plan": Session.plan,
     "begin": Session.begin,
     "put": Session.put,
