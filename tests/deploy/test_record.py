@@ -11,13 +11,16 @@ import pytest
 from tests.deploy.conftest import Site, free_port
 from toolkit.build.builder import checkpoint_marks
 from toolkit.build.environment import materialise
-from toolkit.deploy.flow import _with_kept_secrets
-from toolkit.deploy.judging import release_unit
+from toolkit.deploy.flow import _swap_command, _with_kept_secrets, swap_changes
+from toolkit.deploy.judging import Judging, release_unit
 from toolkit.deploy.libraries import environment_of
 from toolkit.deploy.locate import Deployed, layout_of, remember
+from toolkit.drift.find import find
+from toolkit.profile.changes import Change
 from toolkit.profile.loading import load_profile
 from toolkit.release.experiment import Experiment, read_experiment, write_experiment
-from toolkit.release.store import Store, content_digest
+from toolkit.release.host import ServiceHost
+from toolkit.release.store import Release, Store, content_digest
 from toolkit.service.files import json_bytes
 from toolkit.service.secrets import stored_secrets
 from toolkit.service.unit import SecretSource
@@ -110,7 +113,8 @@ def test_values_that_could_not_be_saved_are_told_in_the_one_answer(staged: Site)
     assert "the swap itself is done" in answer["error"]
 
 
-def test_beside_an_experiment_it_ends_nothing_and_is_kept_after_it(staged: Site) -> None:
+def on_trial(staged: Site) -> tuple[Release, Release]:
+    """An experiment with another tree, which runs for ten minutes: its base and its release."""
     service = Deployed("local", layout_of(load_profile(str(staged.profile)).profile))
     paths, store = service.layout.service("local"), Store(service.layout.service("local"))
     base = store.current()
@@ -128,6 +132,12 @@ def test_beside_an_experiment_it_ends_nothing_and_is_kept_after_it(staged: Site)
     store.switch(name)
     now = time.time()
     write_experiment(paths, Experiment(name, base.id, "a@b", now, now + 600, 5, None))
+    return base, tried
+
+
+def test_beside_an_experiment_it_ends_nothing_and_is_kept_after_it(staged: Site) -> None:
+    base, tried = on_trial(staged)
+    paths = layout_of(load_profile(str(staged.profile)).profile).service("local")
     assert "release" in steps(staged.json("plan", "local.yaml", "--set", "speculative.budget=20"))
     shown = staged.run("swap", "--set", f"{RATE}=9MB", "--yes")
     assert shown.returncode == 0, shown.stderr
@@ -168,3 +178,44 @@ def test_what_hands_changed_is_refused_and_told_what_mends_it(staged: Site, name
     found = staged.json("drift", "local", "--deployed")
     assert any(item["subject"].startswith(str(release)) for item in found)
     assert [item["fix"] for item in found if item["kind"] == "process"] == ["ddtoolkit deploy profile local"]
+
+
+def test_a_value_that_is_tried_is_kept_by_a_change_against_the_base(staged: Site) -> None:
+    base, tried = on_trial(staged)
+    host = ServiceHost(layout_of(load_profile(str(staged.profile)).profile), "local")
+    before = base.profile["speculative"]["budget"]
+    wanted = (Change("speculative.budget", before, 20),)
+    budget = ["speculative.budget=20"]
+    for judging in (Judging(), Judging(new_baseline=True)):
+        assert swap_changes(host, tried, budget, judging)[1] == wanted
+    # Beside it, a key that the server does not depend on: both are kept, by one change.
+    both = swap_changes(host, tried, [*budget, f"{RATE}=9MB"], Judging())[1]
+    assert [change.key for change in both] == [RATE, "speculative.budget"]
+    assert swap_changes(host, tried, budget, Judging(experiment_seconds=60))[1] == ()
+    topk = base.profile["speculative"]["topk_cap"]
+    assert swap_changes(host, tried, [f"speculative.topk_cap={topk}"], Judging())[1] == ()
+    host.store.switch(base.id)
+    assert [change.new for change in swap_changes(host, base, budget, Judging())[1]] == [20]
+
+
+def test_an_experiment_is_called_one_with_the_time_of_its_return(staged: Site) -> None:
+    base, _ = on_trial(staged)
+    ends = f"returns to {base.id} at 20"
+    planned = staged.run("plan", "local.yaml").stdout
+    assert f"note: speculative.budget: an experiment, which {ends}" in planned
+    assert ", and this deploy ends it" in planned
+    assert "swapped since the last deploy" not in planned
+    asked = staged.run("deploy", "profile", "local.yaml")
+    assert asked.returncode == 2
+    assert f"(an experiment, which {ends}" in asked.stderr
+    service = Deployed("local", layout_of(load_profile(str(staged.profile)).profile))
+    (found,) = [drift for drift in find(service, base.profile) if drift.kind == "config"]
+    assert f"20 is tried by an experiment, which {ends}" in found.found
+    assert found.fix == "it ends by itself; ddtoolkit rollback local ends it now"
+
+
+def test_the_history_has_the_command_of_an_experiment() -> None:
+    trying = Judging(new_baseline=True, experiment_seconds=7200)
+    said = "swap --set a.b=1 --experiment --for 7200s --new-baseline"
+    assert _swap_command(["a.b=1"], trying) == said
+    assert _swap_command(["a.b=1"], Judging()) == "swap --set a.b=1"

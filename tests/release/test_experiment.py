@@ -37,6 +37,8 @@ def test_returns_at_expiry(trial):
     service, first, second = trial
     outcome, _ = change(service, "experiment", second, first, acceptance=ACCEPTS, experiment_seconds=2.5)
     assert outcome.status == "committed"
+    assert f"an experiment that returns to {first.id} at 20" in outcome.message
+    assert f"ddtoolkit rollback {service.name} ends it now" in outcome.hint
     assert service.mark() == "two"
     shown = status(service.layout, service.name).experiment
     assert (shown["release"], shown["base"], shown["timed"]) == (second.id, first.id, True)

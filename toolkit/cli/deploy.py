@@ -94,7 +94,7 @@ def deploy_profile(
         fleet.deploy(name, *wanted, where, manner, new_baseline=new_baseline, **options)
         return
     from toolkit.cli.progress import Lines
-    from toolkit.deploy.flow import deploy, describe
+    from toolkit.deploy.flow import deploy
     from toolkit.deploy.judging import Judging
     from toolkit.deploy.locate import layout_of
     from toolkit.deploy.prepare import prepare
@@ -120,7 +120,7 @@ def deploy_profile(
             raise ConfigError(
                 "--json changes nothing without --yes", hint="add --yes, or use ddtoolkit plan --json"
             )
-        confirm_undone({HERE: describe(prepared.plan.undone_swaps)}, yes=yes)
+        confirm_undone({HERE: prepared.plan.undone}, yes=yes)
         _check_wheelhouse(profile, told)
         from toolkit.doctor.ask import report_here
         from toolkit.doctor.preflight import mended_by, preflight

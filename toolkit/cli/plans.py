@@ -55,7 +55,14 @@ def show_ansible(tasks: Sequence[Mapping[str, str]], where: str, tell: Callable[
 
 
 def _notes(plan: Mapping[str, Any], tell: Callable[[str], None]) -> None:
+    if plan["experiment"]:
+        ends = (
+            ", and this deploy ends it" if any(step["action"] == "release" for step in plan["steps"]) else ""
+        )
+        tell(f"  note: {', '.join(plan['tried'])}: an experiment, which {plan['experiment']}{ends}")
     for change in plan["undone_swaps"]:
+        if change["key"] in plan["tried"]:
+            continue
         tell(f"  note: {change['key']} was swapped since the last deploy, and is set back")
     for note in plan["notes"]:
         tell(f"  note: {note}")

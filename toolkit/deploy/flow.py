@@ -208,7 +208,7 @@ def swap(
         ConfigError: a key or value is wrong, a secret cannot be read, or nothing is deployed.
         LockedError: another change is under way.
     """
-    command = "swap " + " ".join(f"--set {item}" for item in sets)
+    command = _swap_command(sets, judging)
     with hold(service.layout, service.name, command, wait=lock_wait, on_event=watcher.event) as session:
         current = current_release(service)
         profile, changes = swap_changes(session.host, current, sets, judging)
@@ -236,6 +236,15 @@ def swap(
         return _release(session, change, current, watcher, judging, given)
 
 
+def _swap_command(sets: Sequence[str], judging: Judging) -> str:
+    words = [f"--set {item}" for item in sets]
+    if judging.experiment_seconds is not None:
+        words.append(f"--experiment --for {judging.experiment_seconds:.10g}s")
+    if judging.new_baseline:
+        words.append("--new-baseline")
+    return " ".join(["swap", *words])
+
+
 def swap_changes(
     host: ServiceHost, current: Release, sets: Sequence[str], judging: Judging
 ) -> tuple[Profile, tuple[Change, ...]]:
@@ -261,9 +270,11 @@ def swap_changes(
             hint="the same without --experiment puts it on record, without a restart",
         )
     base = ground_of(host, current)
-    # What restarts nothing ends no experiment either.
-    if restarts(changes) and judging.experiment_seconds is None and base.id != current.id:
-        changes = differences(base.profile, profile) or changes
+    if base.id != current.id and judging.experiment_seconds is None:
+        # What restarts nothing ends no experiment; to keep a value that is tried is a change like others.
+        kept = change_profile(base.profile, sets)[1]
+        if restarts(changes) or restarts(kept):
+            changes = differences(base.profile, profile) or changes
     return profile, tuple(changes)
 
 

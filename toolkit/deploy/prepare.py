@@ -11,6 +11,7 @@ from toolkit.build.builder import checkpoint_marks
 from toolkit.build.environment import Environment, damage
 from toolkit.deploy.libraries import environment_of, lacking
 from toolkit.deploy.locate import Deployed, layout_of
+from toolkit.deploy.trial import trial_of
 from toolkit.drift.find import find
 from toolkit.drift.finding import Drift
 from toolkit.errors import ConfigError, ToolkitError
@@ -21,7 +22,6 @@ from toolkit.profile.secrets import SECRETS, resolve_secret
 from toolkit.provision.lacks import missing
 from toolkit.provision.requirements import Requirements, requirements
 from toolkit.release import history
-from toolkit.release.experiment import read_experiment
 from toolkit.release.host import ServiceHost
 from toolkit.release.store import Release
 from toolkit.release.under_way import unsettled
@@ -155,8 +155,7 @@ def _observe(
     release, wrong = _read_release(current)
     changing = unsettled(host)
     settled = release is not None and wrong is None and changing is None
-    experiment = read_experiment(host.paths)
-    tried = experiment is not None and current is not None and experiment.release == current.id
+    trial = trial_of(host, current)
     return Observed(
         damage=wrong,
         missing=missing(needed),
@@ -168,7 +167,9 @@ def _observe(
         libraries=lacking(profile, host.layout),
         weights=missing_weights,
         drifts=find(Deployed(host.name, host.layout), None) if settled else (),
-        trial=experiment.base if experiment is not None and tried else None,
+        trial=None if trial is None else trial.base,
+        trial_ends="" if trial is None else trial.ends,
+        tried=() if trial is None else sorted(trial.keys),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from toolkit.deploy.locate import Deployed, current_release
+from toolkit.deploy.trial import Trial, trial_of
 from toolkit.drift import files, process, server, units
 from toolkit.drift.finding import Drift
 from toolkit.errors import ToolkitError
@@ -42,7 +43,7 @@ def find(service: Deployed, wanted: Mapping[str, Any] | None) -> list[Drift]:
     except ToolkitError as error:
         fix, seen = error.hint or again, error.message
         return [Drift("files", str(current.path), seen, fix, "a whole release", seen, "planned")]
-    found = list(_config(current, wanted, again))
+    found = list(_config(current, wanted, again, trial_of(host, current)))
     found += _host(profile, service, again)
     found += files.drifts(host, current, profile, again)
     masked = unit.manager == "systemd" and units.masked(host)
@@ -62,12 +63,20 @@ def find(service: Deployed, wanted: Mapping[str, Any] | None) -> list[Drift]:
     return found
 
 
-def _config(current: Release, wanted: Mapping[str, Any] | None, again: str) -> Iterator[Drift]:
+def _config(
+    current: Release, wanted: Mapping[str, Any] | None, again: str, trial: Trial | None
+) -> Iterator[Drift]:
     if wanted is None:
         return
     for change in differences(current.profile, wanted):
         swapped = ", swapped since the last deploy" if change.key in current.swapped else ""
         seen, expected = shown(change.old), shown(change.new)
+        if trial is not None and change.key in trial.keys:
+            name = again.rpartition(" ")[2]
+            said = f"{seen} is tried by an experiment, which {trial.ends}; the profile has {expected}"
+            fix = f"it ends by itself; ddtoolkit rollback {name} ends it now"
+            yield Drift("config", change.key, said, fix, expected, seen, "planned")
+            continue
         said = f"{seen} is deployed{swapped}; the profile has {expected}"
         # A deploy asks before it sets back what was swapped.
         fix = f"{again} --yes" if swapped else again

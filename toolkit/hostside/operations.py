@@ -72,7 +72,7 @@ def plan(args: Args, _: Send) -> dict[str, Any]:
         "needed": prepared.needed.settings(),
         "current": prepared.current_id,
         "weights": list(prepared.weights),
-        "undone": flow.describe(prepared.plan.undone_swaps),
+        "undone": prepared.plan.undone,
     }
 
 

@@ -77,6 +77,8 @@ class Observed:
         weights: checkpoints that have to come, a line each.
         drifts: how the host differs from what was deployed.
         trial: the release that the current one, an experiment, gives way to by itself; None without one.
+        trial_ends: what becomes of that experiment by itself, and when, in words.
+        tried: keys that it tries.
     """
 
     missing: Sequence[str] = ()
@@ -90,6 +92,8 @@ class Observed:
     weights: Sequence[str] = ()
     drifts: Sequence[Drift] = ()
     trial: str | None = None
+    trial_ends: str = ""
+    tried: Sequence[str] = ()
 
     def drifted(self, mend: Mend) -> tuple[str, ...]:
         """The drifts that end in this way, a line each."""
@@ -116,6 +120,8 @@ class Plan:
         downtime: expected seconds without a server, None when unknown, 0.0 without a restart.
         notes: what is to be known besides.
         by_hand: drifts that no deploy ends, each with the next step.
+        experiment: what becomes of a running experiment by itself, in words; "" without one.
+        tried: keys that it tries.
     """
 
     service: str
@@ -125,6 +131,8 @@ class Plan:
     downtime: float | None = 0.0
     notes: tuple[str, ...] = field(default=())
     by_hand: tuple[str, ...] = field(default=())
+    experiment: str = ""
+    tried: tuple[str, ...] = ()
 
     @property
     def empty(self) -> bool:
@@ -134,6 +142,14 @@ class Plan:
     def has(self, action: Action) -> bool:
         """Whether a step of this kind is in the plan."""
         return any(step.action == action for step in self.steps)
+
+    @property
+    def undone(self) -> list[str]:
+        """What it would set back, for people, a line each."""
+        tried = f" (an experiment, which {self.experiment})"
+        return [
+            _difference(change) + (tried if change.key in self.tried else "") for change in self.undone_swaps
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -179,6 +195,8 @@ def make_plan(service: str, desired: Desired, observed: Observed) -> Plan:
         undone_swaps=_undone(observed.release, changes),
         downtime=observed.load_seconds if restarted else 0.0,
         notes=(observed.unsettled,) if observed.unsettled else (),
+        experiment=observed.trial_ends,
+        tried=tuple(observed.tried),
         by_hand=tuple(f"{drift}; next: {drift.fix}" for drift in observed.drifts if drift.mend == "hand"),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from toolkit.layout import ServicePaths
@@ -48,6 +49,15 @@ class Experiment:
     def remaining(self) -> float:
         """Seconds left."""
         return max(self.until - time.time(), 0.0)
+
+    @property
+    def ends(self) -> str:
+        """What becomes of it by itself, and when, in words."""
+        try:
+            when = f"{datetime.fromtimestamp(self.until, UTC):%Y-%m-%d %H:%M:%SZ}"
+        except (OverflowError, ValueError, OSError, TypeError):
+            when = "an unknown time"  # the file was damaged
+        return f"returns to {self.base} at {when}"
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from toolkit.errors import ToolkitError
 from toolkit.release import ending
-from toolkit.release.experiment import forget_experiment
+from toolkit.release.experiment import forget_experiment, read_experiment
 from toolkit.release.history import stopped_on_request
 from toolkit.release.host import ServiceHost
 from toolkit.release.judge import judge
@@ -176,6 +176,15 @@ class Transaction:
         if runs:
             self._enable(self._target())
         ending.prune(self._host, self._request)
+        experiment = read_experiment(self._host.paths)
+        if self._request.kind == "experiment" and experiment is not None:
+            name = self._host.name
+            return self._end(
+                "committed",
+                f"{release} {'serves' if runs else 'is current'}, an experiment that {experiment.ends}",
+                hint=f"ddtoolkit rollback {name} ends it now; ddtoolkit swap {name} with the same --set, "
+                "without --experiment, judges it in full and keeps it",
+            )
         return self._end(
             "committed", f"{release} {'serves' if runs else 'is current, and stopped as before'}"
         )
