@@ -175,6 +175,10 @@ def test_what_hands_changed_is_refused_and_told_what_mends_it(staged: Site, name
     assert f"{path}: is not the one that the release was made with" in shown.stderr
     assert "ddtoolkit deploy profile local" in shown.stderr
     assert any(f"{path}: is not the one" in line for line in staged.status["warnings"])
+    if name == "profile.json":
+        shown = staged.run("swap", "--set", f"{RATE}=9MB", "--yes")
+        assert shown.returncode == 1
+        assert f"{path}: is not the one that the release was made with" in shown.stderr
     found = staged.json("drift", "local", "--deployed")
     assert any(item["subject"].startswith(str(release)) for item in found)
     assert [item["fix"] for item in found if item["kind"] == "process"] == ["ddtoolkit deploy profile local"]

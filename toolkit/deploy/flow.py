@@ -254,9 +254,11 @@ def swap_changes(
 
     Raises:
         ConfigError: a key or value is wrong, or the key cannot be swapped.
+        ToolkitError: hands have changed the profile that it would start from.
     """
     if not sets:
         raise ConfigError("nothing to swap", hint="--set speculative.budget=7")
+    _require_made(host.name, current)
     profile, changes = change_profile(current.profile, sets)
     fixed = [change.key for change in changes if change.key in ("name", "schema", "host.root")]
     if fixed:
@@ -276,6 +278,16 @@ def swap_changes(
         if restarts(changes) or restarts(kept):
             changes = differences(base.profile, profile) or changes
     return profile, tuple(changes)
+
+
+def _require_made(name: str, current: Release) -> None:
+    """Take over no value that nobody has judged; where only the unit was changed, a new release mends it.
+
+    Raises:
+        ToolkitError: hands have changed the release's profile or manifest.
+    """
+    if content_digest(current.built_profile, current.manifest) != current.digest:
+        current.require_unaltered(name)
 
 
 def _record_with_ground(host: ServiceHost, current: Release, sets: Sequence[str]) -> None:
@@ -445,6 +457,7 @@ def release_again(
     given: Mapping[str, str] | None,
 ) -> Outcome:
     """A new release of the current one's profile, from the environment that it would have now."""
+    _require_made(session.host.name, current)
     profile = profile_from_data(current.profile)
     if given is None and _keeps_secrets(current.unit):
         given = {}
