@@ -150,6 +150,24 @@ def test_killed_first_deploy_is_stopped_and_says_so(service, monkeypatch, line):
     assert service.host.store.current() is None
 
 
+def test_a_restart_that_was_begun_is_finished_whatever_hands_do_meanwhile(stub, monkeypatch):
+    """Refusing it then would leave the host without a server."""
+    current, mark = stub.host.store.current(), stub.mark()
+    assert die_at(monkeypatch, stub, request("restart", current), 3)
+    assert mark is not None
+    assert stub.mark() is None
+    profile = current.path / "profile.json"
+    made = profile.read_bytes()
+    profile.chmod(0o644)
+    profile.write_bytes(made.replace(b"mark", b"edit"))
+    try:
+        assert recover(stub).status == "committed"
+        assert stub.mark() == mark
+    finally:
+        profile.write_bytes(made)
+        profile.chmod(0o444)
+
+
 @pytest.mark.parametrize(("kind", "line"), [("stop", 1), ("restart", 3)])
 def test_killed_stop_and_restart_are_finished(stub, monkeypatch, kind, line):
     current = stub.host.store.current()
