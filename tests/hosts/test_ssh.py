@@ -64,15 +64,17 @@ def test_an_agent_without_its_libraries_is_named(ready: Host) -> None:
 
 def test_a_host_without_a_whole_deploy_says_so_and_what_goes_on_with_it(ready: Host) -> None:
     call(ready)
+    takes = "; ddtoolkit uninstall NAME --purge -i INVENTORY --limit ready takes it back"
+    ready.root(["mkdir", "/opt/ddtoolkit/services"])
     for said, goes in (
-        ("a deploy was begun there, and has not finished provisioning", "goes on with it"),
+        ("a deploy was begun there, and has not finished provisioning", f"goes on with it{takes}"),
         ("nothing of ddtoolkit is there yet", "makes it ready"),
     ):
         with pytest.raises(NotReadyError, match=said) as caught, agent_on(known_to_toolkit(ready)):
             pass
         assert "/usr/bin/python3 lacks pydantic" in caught.value.message
         assert caught.value.hint == f"ddtoolkit deploy profile NAME -i INVENTORY --limit ready {goes}"
-        ready.root(["rm", "-rf", "/opt/ddtoolkit"])
+        ready.root(["rm", "-rf", "/opt/ddtoolkit/services"])  # the copy that a plan brings is no deploy
 
 
 def test_an_unknown_key_is_refused_until_it_is_trusted(ready: Host, tmp_path: Path) -> None:

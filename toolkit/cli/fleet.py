@@ -244,8 +244,17 @@ def full_test(name: str | None, where: Where, manner: Manner) -> None:
     _change(name, where, manner, "full_test", {"lock_wait": manner.lock_wait})
 
 
-def look(name: str | None, operation: str, args: dict[str, Any], where: Where) -> list[HostResult]:
-    """A reading command on all hosts at once; hosts that carry nothing are left out."""
+def look(
+    name: str | None,
+    operation: str,
+    args: dict[str, Any],
+    where: Where,
+    begun: Callable[[str], object] = lambda _: None,
+) -> list[HostResult]:
+    """A reading command on all hosts at once; hosts that carry nothing are left out.
+
+    Without a name, `begun` is told of each host on which a first deploy was begun and not finished.
+    """
     found = begin_listing(where)
     from toolkit.fleet.connections import Connections
     from toolkit.fleet.many import at_once
@@ -259,10 +268,12 @@ def look(name: str | None, operation: str, args: dict[str, Any], where: Where) -
         def ask(host: str) -> Any:
             try:
                 return connections.call(host, operation, {"service": name, **args})
-            except NotReadyError:
-                if name is None:
-                    return []  # nothing was ever deployed there
-                raise
+            except NotReadyError as error:
+                if name is not None:
+                    raise
+                if error.begun:
+                    begun(host)
+                return []  # nothing was ever deployed there
 
         return at_once([host.name for host in hosts], ask, limit=where.parallel)
 
@@ -338,6 +349,7 @@ def _change(
 ) -> None:
     service = named(name)
     found = begin_listing(where)
+    from toolkit.fleet.begun import for_begun
     from toolkit.fleet.change import change_in_turn, lock_all
     from toolkit.fleet.connections import Connections
     from toolkit.fleet.drain import drained, undrained
@@ -351,6 +363,7 @@ def _change(
         out = lock_all(connections, names, service, words, wait=manner.lock_wait, limit=limit)
         names = [host for host in names if host not in {item.host for item in out}]
         wanted = {"service": service, **args}
+        out = for_begun(out, operation, args, connections.hosts, limit)
         unfelt: set[str] = set()  # hosts whose server runs on
         if preview is not None:
             previews = at_once(

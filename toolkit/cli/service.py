@@ -139,14 +139,17 @@ def status(
 def _status_of_hosts(name: str | None, where: fleet.Where, *, as_json: bool) -> None:
     from toolkit.fleet.results import to_json
 
-    results = fleet.look(name, "status", {}, where)
+    begun: set[str] = set()
+    results = fleet.look(name, "status", {}, where, begun.add)
     if as_json:
         emit(to_json(results))
     else:
         for result in results:
             for item in result.value or ():
                 _show_status({**item, "name": f"{result.host}: {item['name']}"})
-            if result.value == []:
+            if result.host in begun:
+                answer(f"{result.host}: a deploy was begun there, and has not finished")
+            elif result.value == []:
                 answer(f"{result.host}: no service is deployed there")
     fleet.finish_looking(results)
 

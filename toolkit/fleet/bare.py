@@ -22,6 +22,8 @@ from toolkit.remote.agent import NotReadyError, run_module
 
 _PATIENCE = 300.0  # seconds in which a host that was lost may come back
 _RETRY = 2.0
+_NOTHING = "nothing of ddtoolkit is there yet"
+_BEGUN = "a deploy was begun there, and has not finished"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ def bare_of(profile: Profile, data: dict[str, Any]) -> Bare | None:
         return None
     environment: Environment = environment_of(profile, layout_of(profile))
     libraries = to_install(profile, lock)
-    observed = Observed(missing=("nothing of ddtoolkit is there yet",), libraries=libraries)
+    observed = Observed(missing=(_NOTHING,), libraries=libraries)
     plan = make_plan(profile.name, Desired(data, environment, {}), observed)
     value: dict[str, Any] = {"plan": plan.to_json(), "current": None, "undone": [], "bare": True}
     return Bare(value, (MODULE, *arguments(profile, lock)), str(environment.python), libraries)
@@ -64,8 +66,20 @@ def with_bare(plans: Sequence[HostResult], bare: Bare | None) -> list[HostResult
     if bare is None:
         return list(plans)
     return [
-        HostResult(item.host, bare.value) if isinstance(item.error, NotReadyError) else item for item in plans
+        HostResult(item.host, _begun(bare.value) if item.error.begun else bare.value)
+        if isinstance(item.error, NotReadyError)
+        else item
+        for item in plans
     ]
+
+
+def _begun(value: dict[str, Any]) -> dict[str, Any]:
+    """What is planned where an earlier deploy was begun."""
+    steps = [
+        {**step, "reasons": [_BEGUN if reason == _NOTHING else reason for reason in step["reasons"]]}
+        for step in value["plan"]["steps"]
+    ]
+    return {**value, "plan": {**value["plan"], "steps": steps}}
 
 
 def equip(

@@ -239,7 +239,13 @@ def _bootstrapped(host: Host) -> Iterator[Agent]:
 
 
 class NotReadyError(ToolkitError):
-    """The host has no interpreter that the agent could run under."""
+    """The host has no interpreter that the agent could run under.
+
+    Attributes:
+        begun: whether a deploy was begun there, which has not come to one yet.
+    """
+
+    begun = False
 
 
 def _settle(agent: Agent, python: str | None, run: Sequence[str] | None = None) -> None:
@@ -270,10 +276,13 @@ def _not_ready(name: str, answer: dict[str, Any], *, named: bool) -> NotReadyErr
         return NotReadyError(f"{name}: {why}", hint=hint)
     if answer.get("begun"):
         said, goes = "a deploy was begun there, and has not finished provisioning", "goes on with it"
+        takes = f"; ddtoolkit uninstall NAME --purge -i INVENTORY --limit {name} takes it back"
     else:
-        said, goes = "nothing of ddtoolkit is there yet", "makes it ready"
-    hint = f"ddtoolkit deploy profile NAME -i INVENTORY --limit {name} {goes}"
-    return NotReadyError(f"{name}: {said} ({why})", hint=hint)
+        said, goes, takes = "nothing of ddtoolkit is there yet", "makes it ready", ""
+    hint = f"ddtoolkit deploy profile NAME -i INVENTORY --limit {name} {goes}{takes}"
+    error = NotReadyError(f"{name}: {said} ({why})", hint=hint)
+    error.begun = bool(answer.get("begun"))
+    return error
 
 
 class _Channel:

@@ -135,6 +135,12 @@ def remembered(root: Path) -> str:
         return sys.executable
 
 
+def begun(root: Path) -> bool:
+    """Whether provisioning made anything here; a plan alone brings no more than a copy of the toolkit."""
+    made = (root.parent / "services", root.parent / "envs", Path("/var/lib/ddtoolkit"))
+    return any(path.is_dir() for path in made)
+
+
 def main() -> None:
     """Put the toolkit in place and become its agent."""
     os.umask(0o022)
@@ -147,7 +153,7 @@ def main() -> None:
     clear(root)
     whole = (target / MARKER).is_file() and tree_digest(target / "toolkit")[:DIGITS] == wanted["digest"]
     if run is None and (absent := lacking(looks)) != []:
-        answer({"python": python, "absent": absent, "begun": root.parent.is_dir()})
+        answer({"python": python, "absent": absent, "begun": begun(root)})
         return
     if not whole:
         answer({"need": True})
