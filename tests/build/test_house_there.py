@@ -76,3 +76,8 @@ def test_only_wheels_for_the_hosts_python_and_machine_count(house: Path, name: s
     lock = lock_for(make_wheel(house, "torch", "2.13.0"))
     found = lacking_in([name], [], lock, Target("3.13", "x86_64"))
     assert found == ([] if suits else ["torch==2.13.0"])
+
+
+def test_without_a_torch_nobody_knows_whether_cuda_is_needed(house: Path) -> None:
+    lock = lock_for(make_wheel(house, "torch"), make_wheel(house, "nvidia_blas"), make_wheel(house, "plain"))
+    assert lacking_in([], [], lock, Target("3.13", "x86_64")) == ["torch==1.0", "plain==1.0"]

@@ -86,7 +86,7 @@ def lacking_in(names: Collection[str], cuda: Collection[str], lock: Lock, target
     ]
     torch = next((there.get((name, _public(version)), []) for name, version in wanted if name == "torch"), [])
     # pip chooses among several builds; only where each loads CUDA are its libraries needed for certain.
-    without = bool(torch) and not all(name in cuda for name in torch)
+    without = not torch or not all(name in cuda for name in torch)
     return [
         f"{name}=={version}"
         for name, version in wanted
