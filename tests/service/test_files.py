@@ -188,8 +188,8 @@ def test_a_temporary_file_that_was_cleared_away_is_written_again(tmp_path, monke
     path = tmp_path / "record.json"
     written = []
 
-    def write_and_lose(temporary, data, mode):
-        write_new(temporary, data, mode)
+    def write_and_lose(temporary, data, mode, **options):
+        write_new(temporary, data, mode, **options)
         written.append(temporary)
         if len(written) == 1:
             assert temporaries(tmp_path, "record.json") == [temporary]
