@@ -185,7 +185,7 @@ def test_a_gpu_in_use_is_left_alone_and_the_rest_is_loaded(host: Host, inventory
 def test_what_sigkill_does_not_end_is_named_and_left(host: Host, inventory: Path, program: Any) -> None:
     """A frozen process of a version 1 control group is in state D as in a driver, whatever it is sent."""
     if not FREEZER.is_dir():
-        pytest.skip("no freezer of control groups version 1 here")
+        pytest.skip(reason="no freezer of control groups version 1 here")
     pythons = program(f"exec {MISBEHAVES}-d")
     frozen = host.path(f"{MISBEHAVES}-d")
     talk = """print('{"at": "copying to GPU 0"}', flush=True)"""

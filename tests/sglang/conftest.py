@@ -20,10 +20,8 @@ ROOT = Path(__file__).parents[2]
 BUNDLED = ROOT / "toolkit/ddtree/bundled"
 READY_SECONDS = 500
 CONTEXT = 512
-SLOW = pytest.mark.skipif(
-    os.environ.get("DDTOOLKIT_ALL_TESTS") != "1",
-    reason="takes minutes in Triton's interpreter; DDTOOLKIT_ALL_TESTS=1 runs it",
-)
+_ALL = os.environ.get("DDTOOLKIT_ALL_TESTS") == "1"
+SLOW = pytest.mark.skipif(not _ALL, reason="minutes in Triton's interpreter; DDTOOLKIT_ALL_TESTS=1 runs it")
 PYTHON = Path(os.environ.get("DDTOOLKIT_SGLANG_VENV", ROOT / ".venv-sglang")) / "bin/python"
 
 FLAGS = shlex.split(

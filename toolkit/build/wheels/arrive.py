@@ -67,7 +67,7 @@ class Session:
         self._tell = tell
         self._held = ExitStack()
         self._alone: Path | None = None
-        self._whole: set[Wheel] = set()  # by this session's own eyes
+        self._whole: set[Wheel] = set()  # seen by this very process
         self._coming: _Coming | None = None
 
     def close(self) -> None:
