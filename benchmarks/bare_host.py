@@ -27,7 +27,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
-from benchmarks.fleet import NAME, ROOT, load, machine
+from benchmarks.fleet import NAME, ROOT, load, machine, moments
 from tests.hosts import wheelhouse
 from tests.hosts.inventory import write_inventory
 from tests.hosts.machines import Host
@@ -38,18 +38,7 @@ REPEATS = 3
 DISK = "6G"
 TOLD = ("provision", "wheels", "libraries", "build", "release")
 TRANSACTION = {"start": "start_new", "first_token": "ready", "acceptance": "acceptance"}
-JOURNAL = f"/var/lib/ddtoolkit/state/{NAME}/transaction/journal.jsonl"
 STORE = "/var/lib/ddtoolkit/wheels"
-
-
-def moments(host: Host) -> dict[str, float]:
-    """When each step of the host's transaction began and ended, seconds since the epoch."""
-    found = {}
-    for line in host.path(JOURNAL).read_bytes().split(b"\0", 1)[0].splitlines():
-        event = json.loads(line)
-        if event["state"] != "progress":
-            found[f"{event['step']} {event['state']}"] = float(event["time"])
-    return found
 
 
 def deploy(inventory: Path, folder: Path) -> tuple[float, dict[str, float], dict[str, Any]]:

@@ -22,25 +22,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fleet import NAME, Fleet, fleet, load, machine
-from tests.hosts.machines import Host
+from benchmarks.fleet import Fleet, fleet, load, machine, moments
 
 HOSTS = 8
 ONE_WAY = 0.05
-JOURNAL = f"/var/lib/ddtoolkit/state/{NAME}/transaction/journal.jsonl"
 # Eight engines that are judged at the same time on one machine take their time, and none is as fast as alone.
 PATIENT = ("--set", "acceptance.time_limit=20m", "--set", "acceptance.speed_tolerance=0.95")
 PATIENT = (*PATIENT, "--set", "service.load_timeout=110s", "--new-baseline")
-
-
-def moments(host: Host) -> dict[str, float]:
-    """When each step of the host's last transaction began and ended, seconds since the epoch."""
-    found = {}
-    for line in host.path(JOURNAL).read_bytes().split(b"\0", 1)[0].splitlines():
-        event = json.loads(line)
-        if event["state"] != "progress":
-            found[f"{event['step']} {event['state']}"] = float(event["time"])
-    return found
 
 
 def covered(intervals: Sequence[tuple[float, float]]) -> float:

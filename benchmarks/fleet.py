@@ -25,6 +25,7 @@ from tests.hosts.network import Network
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "systemd-cpu"
+JOURNAL = f"/var/lib/ddtoolkit/state/{NAME}/transaction/journal.jsonl"
 SETS = ("--set", f"host.python={sys.executable}")
 LIMIT = 3600
 
@@ -92,6 +93,16 @@ def timed(
         check=False,
     )
     return round(time.perf_counter() - begin, 3), done
+
+
+def moments(host: Host) -> dict[str, float]:
+    """When each step of the host's last transaction began and ended, seconds since the epoch."""
+    found = {}
+    for line in host.path(JOURNAL).read_bytes().split(b"\0", 1)[0].splitlines():
+        event = json.loads(line)
+        if event["state"] != "progress":
+            found[f"{event['step']} {event['state']}"] = float(event["time"])
+    return found
 
 
 def machine() -> dict[str, Any]:

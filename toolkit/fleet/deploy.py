@@ -18,6 +18,7 @@ from toolkit.fleet.bare import Bare, bare_of, with_bare
 from toolkit.fleet.change import change_in_turn
 from toolkit.fleet.connections import Connections
 from toolkit.fleet.drain import TellHost, drained
+from toolkit.fleet.halt import others_not_begun
 from toolkit.fleet.many import at_once
 from toolkit.fleet.results import HostResult
 from toolkit.fleet.wheels import HouseThere, house_of, order_of, with_house_there, with_wheels
@@ -202,17 +203,7 @@ def bring_weights(
     hosts = {name: connections.hosts[name] for name in lacking}
     known = known_hosts(connections.hosts, wanted.weights, spread, inventory)
     done = {item.host: item for item in bring_to_all(wanted.weights, lacking, hosts, known, spread, tell)}
-    bad = next((name for name, item in done.items() if item.error is not None), None)
-    if bad is None:
-        return list(plans)
-    return [
-        done[item.host]
-        if item.host in done and not done[item.host].ok
-        else HostResult(item.host, skipped=f"not begun, since the transfer to {bad} failed")
-        if item.ok
-        else item
-        for item in plans
-    ]
+    return others_not_begun(plans, done, "not begun, since the transfer to {} failed")
 
 
 def build(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from toolkit.errors import UnreachableError
 from toolkit.fleet.results import HostResult
@@ -21,6 +21,29 @@ def halted(plans: Sequence[HostResult], why: str) -> list[HostResult]:
     return [
         HostResult(item.host, skipped=why.format(bad))
         if item.value is not None and not item.value["plan"]["empty"]
+        else item
+        for item in plans
+    ]
+
+
+def others_not_begun(
+    plans: Sequence[HostResult], done: Mapping[str, HostResult], why: str
+) -> list[HostResult]:
+    """The plans, but where something brought to a host failed: its error, and no other host is begun.
+
+    Args:
+        plans: of all hosts.
+        done: how it went, by host.
+        why: what the others are told, with {} for the name of the host.
+    """
+    bad = next((name for name, item in done.items() if item.error is not None), None)
+    if bad is None:
+        return list(plans)
+    return [
+        done[item.host]
+        if item.host in done and not done[item.host].ok
+        else HostResult(item.host, skipped=why.format(bad))
+        if item.ok
         else item
         for item in plans
     ]

@@ -15,6 +15,7 @@ from toolkit.build.wheels.store import Wheel
 from toolkit.build.wheels.there import check_there
 from toolkit.deploy.libraries import from_store, lock_for
 from toolkit.errors import ConfigError, ToolkitError
+from toolkit.fleet.halt import others_not_begun
 from toolkit.fleet.many import at_once
 from toolkit.fleet.results import HostResult
 from toolkit.inventory.host import Host
@@ -151,17 +152,7 @@ def bring_wheels(
         return bring(hosts[name], order, partial(tell, name))
 
     done = {item.host: item for item in at_once(names, one, limit=limit)}
-    bad = next((name for name, item in done.items() if item.error is not None), None)
-    if bad is None:
-        return list(plans)
-    return [
-        done[item.host]
-        if item.host in done and not done[item.host].ok
-        else HostResult(item.host, skipped=f"not begun, since wheels could not be brought to {bad}")
-        if item.ok
-        else item
-        for item in plans
-    ]
+    return others_not_begun(plans, done, "not begun, since wheels could not be brought to {}")
 
 
 class Here:

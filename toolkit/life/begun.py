@@ -11,15 +11,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import pwd
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 from toolkit.errors import ToolkitError
 from toolkit.layout import TOOL, Layout
+from toolkit.life.removing import remove_path
 from toolkit.life.system import give_back
 from toolkit.service.systemctl import systemctl
 
@@ -53,7 +52,7 @@ def purge(layout: Layout) -> tuple[list[str], list[str]]:
     if system:
         _end_installations(removed)
         for path in sorted(_JOURNAL.glob("ddtoolkit-*.conf")):
-            _remove(path, removed)
+            remove_path(path, removed.append)
             systemctl("restart", "systemd-journald.service")
         with contextlib.suppress(OSError):  # it holds others' settings, or is not there
             _JOURNAL.rmdir()
@@ -61,13 +60,13 @@ def purge(layout: Layout) -> tuple[list[str], list[str]]:
         removed, kept = [*removed, *gone], [*kept, *left]
     folders = (layout.services, layout.environments, layout.wheels, layout.logs, layout.caches, layout.state)
     for path in folders:
-        _remove(path, removed)
+        remove_path(path, removed.append)
     if layout.models.is_dir() and any(layout.models.iterdir()):
         kept.append(f"{layout.models}: checkpoints")
     elif layout.models.is_dir():
-        _remove(layout.models, removed)
+        remove_path(layout.models, removed.append)
     if system:
-        _remove(Path(TOOL), removed)
+        remove_path(Path(TOOL), removed.append)
         for path in (layout.models.parent, Path(TOOL).parent):
             with contextlib.suppress(OSError):  # something else is in it
                 path.rmdir()
@@ -82,22 +81,6 @@ def _end_installations(removed: list[str]) -> None:
         unit = line.split()[0]
         systemctl("stop", unit, limit=_LIMIT)
         removed.append(f"{unit}, which was at work")
-
-
-def _remove(path: Path, removed: list[str]) -> None:
-    if not os.path.lexists(path):
-        return
-    try:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-    except OSError as error:
-        raise ToolkitError(
-            f"{error.filename or path}: cannot be removed: {error.strerror}",
-            hint="the same command again goes on",
-        ) from None
-    removed.append(str(path))
 
 
 def _remove_users(layout: Layout, removed: list[str], kept: list[str]) -> None:

@@ -17,6 +17,7 @@ from toolkit.deploy.locate import Deployed, forget
 from toolkit.errors import ToolkitError
 from toolkit.hostside import command
 from toolkit.layout import TOOL, Layout
+from toolkit.life.removing import remove_path
 from toolkit.life.system import give_back
 from toolkit.life.unused import remove, services_in, unused
 from toolkit.profile.schema import DEFAULT_USER
@@ -121,9 +122,9 @@ def _remove_service(host: ServiceHost, done: Removal, *, purge: bool) -> None:
         _remove_unit(unit_name(host.name), done)
         _remove_journal_limit(host.name, done)
     for path in (paths.base, paths.cache, paths.log):
-        _remove_path(path, done)
+        remove_path(path, done.removed.append)
     for rotated in paths.log.parent.glob(f"{paths.log.name}.*"):
-        _remove_path(rotated, done)
+        remove_path(rotated, done.removed.append)
     # The lock lies in here; whoever asks for it from now on finds nothing deployed.
     trash = paths.state.with_name(f".{paths.state.name}.{secrets.token_hex(4)}")
     paths.state.rename(trash)
@@ -161,27 +162,10 @@ def _remove_journal_limit(name: str, done: Removal) -> None:
     path = journal_drop_in(name)
     if not path.is_file():
         return
-    _remove_path(path, done)
+    remove_path(path, done.removed.append)
     with contextlib.suppress(OSError):  # it holds others' settings
         path.parent.rmdir()
     systemctl("restart", "systemd-journald.service")
-
-
-def _remove_path(path: Path, done: Removal) -> None:
-    """Remove a file, or a folder without following links in it."""
-    if not os.path.lexists(path):
-        return
-    try:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-    except OSError as error:
-        raise ToolkitError(
-            f"{error.filename or path}: cannot be removed: {error.strerror}",
-            hint="the same command again goes on",
-        ) from None
-    done.removed.append(str(path))
 
 
 def _remove_unused(layout: Layout, done: Removal, young: float | None = None) -> None:
@@ -194,7 +178,7 @@ def _remove_folders(layout: Layout, done: Removal) -> None:
     """The toolkit's own folders; checkpoints stay where there are any."""
     gone = (layout.services, layout.environments, layout.wheels, layout.logs, layout.caches, layout.state)
     for path in gone:
-        _remove_path(path, done)
+        remove_path(path, done.removed.append)
     if layout.models.is_dir():
         if any(layout.models.iterdir()):
             done.kept.append(f"{layout.models}: checkpoints")
@@ -207,7 +191,7 @@ def _remove_folders(layout: Layout, done: Removal) -> None:
 
 def _remove_toolkit(done: Removal) -> None:
     command.remove()
-    _remove_path(Path(TOOL), done)
+    remove_path(Path(TOOL), done.removed.append)
     with contextlib.suppress(OSError):  # something else is in it
         Path(TOOL).parent.rmdir()
 
