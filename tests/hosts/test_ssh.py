@@ -74,7 +74,9 @@ def test_a_host_without_a_whole_deploy_says_so_and_what_goes_on_with_it(ready: H
             pass
         assert "/usr/bin/python3 lacks pydantic" in caught.value.message
         assert caught.value.hint == f"ddtoolkit deploy profile NAME -i INVENTORY --limit ready {goes}"
-        ready.root(["rm", "-rf", "/opt/ddtoolkit/services"])  # the copy that a plan brings is no deploy
+        # Neither the copy that a plan brings nor a checkpoint that `models add` fetches is a deploy.
+        ready.root(["rm", "-rf", "/opt/ddtoolkit/services"])
+        ready.root(["mkdir", "-p", "/var/lib/ddtoolkit/models/target", "/var/lib/ddtoolkit/state"])
 
 
 def test_an_unknown_key_is_refused_until_it_is_trusted(ready: Host, tmp_path: Path) -> None:

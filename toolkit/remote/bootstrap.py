@@ -23,6 +23,8 @@ from typing import Any
 
 MARKER = ".complete"
 REMEMBERED = "python"
+STATE = Path("/var/lib/ddtoolkit")
+_FETCHED = ("models", "state")  # what `models add` makes
 DIGITS = 16
 
 
@@ -136,9 +138,9 @@ def remembered(root: Path) -> str:
 
 
 def begun(root: Path) -> bool:
-    """Whether provisioning made anything here; a plan alone brings no more than a copy of the toolkit."""
-    made = (root.parent / "services", root.parent / "envs", Path("/var/lib/ddtoolkit"))
-    return any(path.is_dir() for path in made)
+    """Whether provisioning made anything here: not a plan's copy of the toolkit, nor fetched checkpoints."""
+    made = any(path.is_dir() for path in (root.parent / "services", root.parent / "envs"))
+    return made or (STATE.is_dir() and any(path.name not in _FETCHED for path in STATE.iterdir()))
 
 
 def main() -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 from toolkit.errors import ToolkitError
 from toolkit.service.files import fsync_dir
 from toolkit.weights.arrive import Arrival, Means, Patience, StoppedError
-from toolkit.weights.leftovers import ARRIVED, LISTED, prepare
+from toolkit.weights.leftovers import ARRIVED, LISTED, note_arrived, prepare
 from toolkit.weights.listing import File, Listing
 from toolkit.weights.origins import PIN, Origin
 from toolkit.weights.pace import Bucket, Meter, Tell, size_words
@@ -179,8 +178,8 @@ def _fetch(
                 (part / file.path).unlink()
                 raise ToolkitError(f"{file.url} {why}: the source's copy is damaged")
             mark = mark_of(part / file.path, sha256)
-            with noting, (part / ARRIVED).open("a", encoding="utf-8") as note:
-                note.write(json.dumps({"path": file.path, **asdict(mark)}) + "\n")
+            with noting:
+                note_arrived(part, file.path, mark)
         except BaseException:
             means.stop.set()
             raise

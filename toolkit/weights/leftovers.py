@@ -41,6 +41,21 @@ def prepare(part: Path, folder: Path, listing: Listing) -> dict[str, Mark]:
     return known
 
 
+def note_arrived(part: Path, name: str, mark: Mark) -> None:
+    """Note that a file is complete.
+
+    Raises:
+        OSError: the disk is full; it names the file.
+    """
+    path = part / ARRIVED
+    text = json.dumps({"path": name, **asdict(mark)})
+    try:
+        with path.open("a", encoding="utf-8") as note:
+            note.write(f"\n{text}\n")  # a line that an earlier run could not end is ended here
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
 def _good(folder: Path, listing: Listing) -> dict[str, Mark]:
     """Files of a damaged checkpoint that are as they came and as they are wanted."""
     marker = read_marker(folder)
