@@ -21,9 +21,8 @@ from toolkit.release.lock import LockInfo
 from toolkit.release.recovery_unit import install_recovery
 from toolkit.release.request import RELEASING, REQUEST_FILE, Kind, Outcome, Request, read_request
 from toolkit.release.run import CRASH_FILE, concluded
-from toolkit.release.spawn import spawn, under_systemd
+from toolkit.release.spawn import spawn, spawn_timer, under_systemd
 from toolkit.release.store import prepare_layout
-from toolkit.release.timer import spawn_timer
 from toolkit.release.transaction import BASE_SETTINGS_FILE, SETTINGS_FILE
 from toolkit.service.files import json_bytes, write_new
 from toolkit.service.secrets import write_secrets

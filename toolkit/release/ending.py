@@ -11,9 +11,9 @@ from toolkit.release import history
 from toolkit.release.experiment import Experiment, read_experiment, write_experiment
 from toolkit.release.host import ServiceHost
 from toolkit.release.request import Outcome, Request, Status
+from toolkit.release.spawn import spawn_timer
 from toolkit.release.steps import Steps
 from toolkit.release.store import PENDING_FILE, REFUSED_FILE, Release
-from toolkit.release.timer import spawn_timer
 from toolkit.service import ports
 from toolkit.service.files import read_json
 from toolkit.service.readiness import generate_once

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from toolkit.errors import ToolkitError
+from toolkit.release.experiment import read_experiment
 from toolkit.release.host import ServiceHost
 from toolkit.service import detach, transient
 from toolkit.service.systemd import unit_name
@@ -34,6 +35,19 @@ def spawn(
         *arguments,
         after=(service,),  # else it would see the service go down with the machine, and take it for a fault
     )
+
+
+def spawn_timer(host: ServiceHost) -> None:
+    """Start the timer of the experiment that is recorded.
+
+    Raises:
+        ToolkitError: it cannot be started.
+    """
+    root = [] if host.layout.root is None else ["--root", str(host.layout.root)]
+    experiment = read_experiment(host.paths)
+    releases = (experiment.release, experiment.base) if experiment else ()
+    if why := spawn(host, "timer", "toolkit.release.timer", host.name, *root, releases=releases):
+        raise ToolkitError(f"{host.name}: the experiment's timer cannot be started: {why}")
 
 
 def under_systemd(host: ServiceHost, *releases: str | None) -> bool:

@@ -15,27 +15,15 @@ from pathlib import Path
 
 from toolkit.errors import LockedError, ToolkitError
 from toolkit.layout import Layout
+from toolkit.release.controller import begin, follow, hold
 from toolkit.release.experiment import Experiment, read_experiment, set_timer
 from toolkit.release.host import ServiceHost
-from toolkit.release.spawn import spawn
+from toolkit.release.request import Request
 from toolkit.service.detach import detach
 from toolkit.service.processes import identify
 
 _POLL = 1.0
 _RETRY = 600.0
-
-
-def spawn_timer(host: ServiceHost) -> None:
-    """Start the timer of the experiment that is recorded.
-
-    Raises:
-        ToolkitError: it cannot be started.
-    """
-    root = [] if host.layout.root is None else ["--root", str(host.layout.root)]
-    experiment = read_experiment(host.paths)
-    releases = (experiment.release, experiment.base) if experiment else ()
-    if why := spawn(host, "timer", "toolkit.release.timer", host.name, *root, releases=releases):
-        raise ToolkitError(f"{host.name}: the experiment's timer cannot be started: {why}")
 
 
 def _same(host: ServiceHost, experiment: Experiment) -> bool:
@@ -60,9 +48,6 @@ def _wait(host: ServiceHost, begun: Callable[[], None]) -> None:
 
 def _return(host: ServiceHost, experiment: Experiment) -> float:
     """Return to the base unless someone else is at work; seconds until the next look at the record."""
-    from toolkit.release.controller import begin, follow, hold
-    from toolkit.release.request import Request
-
     try:
         with hold(host.layout, host.name, "end of the experiment", keep_timer=True):
             if not _same(host, experiment):

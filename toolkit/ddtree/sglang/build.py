@@ -30,7 +30,7 @@ from toolkit.ddtree.manifest import (
     say,
     versions_of,
 )
-from toolkit.ddtree.sglang.plugin import SUPPORTED
+from toolkit.ddtree.sglang.version import SUPPORTED
 
 _PACKAGES = ("sglang", "torch", "triton", "transformers", "tokenizers", "safetensors", "numpy")
 _INDEX = "model.safetensors.index.json"

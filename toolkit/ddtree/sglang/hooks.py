@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from toolkit.ddtree.sglang.options import ALGORITHM, OptionError, TreeOptions, add_flags, options_of, selects
-from toolkit.ddtree.sglang.plugin import SUPPORTED, installed_version
+from toolkit.ddtree.sglang.version import SUPPORTED, installed_version
 
 _ADD_FLAGS = "sglang.srt.server_args.ServerArgs.add_cli_args"
 _READ_FLAGS = "sglang.srt.server_args.ServerArgs.from_cli_args"

@@ -8,20 +8,8 @@ DDTREE is then as without the plugin; one that does is refused by `hooks.check_v
 from __future__ import annotations
 
 import os
-from importlib.metadata import PackageNotFoundError, version
 
 from toolkit.ddtree.sglang.options import ALGORITHM, ENVIRONMENT
-
-SUPPORTED = "0.5.17"
-"""The one release of SGLang whose internals the worker is written for."""
-
-
-def installed_version() -> str:
-    """SGLang's version here, empty where it is not installed as a distribution."""
-    try:
-        return version("sglang")
-    except PackageNotFoundError:
-        return ""
 
 
 def register() -> None:
