@@ -76,9 +76,9 @@ def run(words: list[str], folder: Path) -> dict[str, Any]:
 
 def provide(profile: Path) -> None:
     """Make the folders that provisioning would make."""
-    from toolkit.deploy.locate import layout_of
     from toolkit.profile.loading import load_profile
     from toolkit.provision.requirements import requirements
+    from toolkit.release.locate import layout_of
 
     loaded = load_profile(str(profile)).profile
     for item in requirements(loaded, layout_of(loaded)).settings()["directories"]:

@@ -34,11 +34,11 @@ from tests.hosts.inventory import write_inventory
 from tests.hosts.publisher import HttpsPublisher
 from tests.weights.checkpoints import safetensors, sums
 from tests.weights.server import publishing
+from toolkit.profile.source import parse
 from toolkit.weights.arrive import Patience
 from toolkit.weights.bring import Terms, bring
 from toolkit.weights.origins import Origin
 from toolkit.weights.pace import size_words
-from toolkit.weights.source import parse
 from toolkit.weights.store import Marker, mark_of, read_marker, write_marker
 
 PORT = 30878

@@ -137,7 +137,7 @@ release:
 AGENT = "/opt/ddtoolkit/bin/ddtoolkit-agent"
 GOOD = "committed"
 EXAMINED = 180.0  # seconds, far above all that the doctor waits for
-BEAT = 5.0  # seconds, as toolkit.hostside.protocol has it
+BEAT = 5.0  # seconds, as toolkit.remote.protocol has it
 
 
 class AgentError(Exception):

@@ -2,8 +2,8 @@
 
 import sys
 
+from toolkit.build.wheel_store import Store
 from toolkit.build.wheels.__main__ import main
-from toolkit.build.wheels.store import Store
 
 Store.short = lambda *_: None
 Store.reserve = lambda store, wheels: store.folder.mkdir(parents=True, exist_ok=True)

@@ -8,8 +8,8 @@ import pytest
 
 from tests.build.wheels import lock_for, make_wheel
 from toolkit.build.wheelhouse import Target, here
-from toolkit.build.wheels.there import check_there, lacking_in
 from toolkit.errors import ToolkitError
+from toolkit.fleet.wheels_there import check_there, lacking_in
 from toolkit.inventory.host import Host
 from toolkit.layout import Layout
 

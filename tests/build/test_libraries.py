@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.build.wheels import lock_for, make_wheel
-from toolkit.build.libraries import detached
 from toolkit.build.libraries.install import MARKER, Place, damage, ensure, interpreter
-from toolkit.build.libraries.lock import lock_of, needs_cuda
+from toolkit.build.lock import lock_of, needs_cuda
 from toolkit.errors import ConfigError, ToolkitError
+from toolkit.service import detached
 
 
 @pytest.fixture

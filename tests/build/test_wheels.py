@@ -12,13 +12,13 @@ import pytest
 
 from tests.build.wheels import Site, checksums, lock_for, make_wheel, sha256
 from toolkit.build.libraries.install import MARKER, ensure, interpreter
-from toolkit.build.libraries.lock import Lock, lock_of
 from toolkit.build.libraries.place import place_in
+from toolkit.build.lock import Lock, lock_of
+from toolkit.build.wheel_store import Store, Wheel
 from toolkit.build.wheelhouse import Target, here, make
 from toolkit.build.wheels.house import open_house
-from toolkit.build.wheels.send import needed_by
-from toolkit.build.wheels.store import Store, Wheel
 from toolkit.errors import ConfigError, ToolkitError
+from toolkit.fleet.send_wheels import needed_by
 from toolkit.inventory.host import Host
 from toolkit.layout import Layout
 from toolkit.weights.store import alone
@@ -138,7 +138,7 @@ def test_a_disk_that_fills_up_is_told_and_what_came_stays(site, monkeypatch):
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2M", "tmpfs", site.store], check=True)
     try:
         # The sum is of another disk, as where something else fills this one meanwhile.
-        monkeypatch.setattr("toolkit.build.wheels.send.module_on", blind)
+        monkeypatch.setattr("toolkit.fleet.send_wheels.module_on", blind)
         with pytest.raises(
             ToolkitError, match=r"box: .*No space left on device \(\S+ \S+ are free\)"
         ) as caught:

@@ -6,9 +6,9 @@ import random
 import zipfile
 from pathlib import Path
 
-from toolkit.build.libraries.lock import Lock
+from toolkit.build.lock import Lock
 from toolkit.build.wheels.house import open_house
-from toolkit.build.wheels.send import Order, bring
+from toolkit.fleet.send_wheels import Order, bring
 from toolkit.inventory.host import Host
 from toolkit.layout import Layout
 

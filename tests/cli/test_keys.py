@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Command
-from toolkit.deploy.judging import release_unit
 from toolkit.layout import Layout
 from toolkit.profile.loading import load_profile
 from toolkit.release.store import Store, content_digest, prepare_layout
+from toolkit.service.command import release_unit
 
 
 @pytest.fixture

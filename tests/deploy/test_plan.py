@@ -7,8 +7,8 @@ import pytest
 
 from toolkit.acceptance.settings import settings_for
 from toolkit.build.environment import Environment
-from toolkit.drift.finding import Drift, Mend
 from toolkit.layout import Layout
+from toolkit.plan.finding import Drift, Mend
 from toolkit.plan.steps import CurrentRelease, Desired, Observed, Plan, make_plan
 from toolkit.profile.loading import differences, load_profile
 from toolkit.profile.recorded import RECORDED, restarts

@@ -11,17 +11,18 @@ import pytest
 from tests.deploy.conftest import Site, free_port
 from toolkit.build.builder import checkpoint_marks
 from toolkit.build.environment import materialise
+from toolkit.build.for_profile import environment_of
 from toolkit.deploy.flow import _swap_command, _with_kept_secrets, swap_changes
-from toolkit.deploy.judging import Judging, release_unit
-from toolkit.deploy.libraries import environment_of
-from toolkit.deploy.locate import Deployed, layout_of, remember
+from toolkit.deploy.judging import Judging
 from toolkit.drift.find import find
+from toolkit.files import json_bytes
 from toolkit.profile.changes import Change
 from toolkit.profile.loading import load_profile
 from toolkit.release.experiment import Experiment, read_experiment, write_experiment
 from toolkit.release.host import ServiceHost
+from toolkit.release.locate import Deployed, layout_of, remember
 from toolkit.release.store import Release, Store, content_digest
-from toolkit.service.files import json_bytes
+from toolkit.service.command import release_unit
 from toolkit.service.secrets import stored_secrets
 from toolkit.service.unit import SecretSource
 

@@ -8,7 +8,7 @@ from typing import Any
 from tests.doctor import loads, profiles
 from tests.doctor.recorded import Site, b300, pcie
 from toolkit.doctor.load.record import figures
-from toolkit.doctor.load.result import Left, Load, Run
+from toolkit.doctor.load_result import Left, Load, Run
 from toolkit.doctor.wanted import Wanted
 
 PCIE, B300 = profiles.profile(profiles.PCIE), profiles.profile(profiles.B300)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.doctor.recorded import NVLINK, Site
-from toolkit.doctor.load.result import Copy, LinkSeen, Load, Peer, Reduced, Run
+from toolkit.doctor.load_result import Copy, LinkSeen, Load, Peer, Reduced, Run
 
 SIZES = {8 << 10: 41e-6, 473_088: 96e-6, 64 << 20: 3.2e-3}
 

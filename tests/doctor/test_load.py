@@ -21,7 +21,7 @@ from toolkit.doctor.facts import Facts
 from toolkit.doctor.load import all_reduce, copies, record, run
 from toolkit.doctor.load.confine import Way
 from toolkit.doctor.load.measure import groups_of, load_on
-from toolkit.doctor.load.result import Copy, LinkSeen, Load, Peer, Run, read_copies, read_reduced
+from toolkit.doctor.load_result import Copy, LinkSeen, Load, Peer, Run, read_copies, read_reduced
 from toolkit.doctor.request import load_request
 from toolkit.doctor.wanted import wanted_of
 from toolkit.layout import Layout

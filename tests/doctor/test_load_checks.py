@@ -12,7 +12,7 @@ from tests.doctor.raw import raw
 from tests.doctor.recorded import Site, b300, pcie
 from toolkit.doctor.finding import Finding
 from toolkit.doctor.load.record import figures
-from toolkit.doctor.load.result import Copy, LinkSeen, Load, Reduced
+from toolkit.doctor.load_result import Copy, LinkSeen, Load, Reduced
 from toolkit.doctor.report import Report, judge
 from toolkit.doctor.wanted import Wanted
 

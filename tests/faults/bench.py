@@ -189,7 +189,7 @@ def warm() -> None:
     """Import what commands use, so that their processes need not."""
     import importlib
 
-    from toolkit.remote import package
+    from toolkit.build import package
 
     for name in ("cli.main", "cli.fleet", "fleet.connections", "fleet.deploy", "fleet.change", "fleet.drain",
                  "fleet.many", "remote.agent", "profile.loading"):  # fmt: skip

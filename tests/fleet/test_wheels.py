@@ -6,9 +6,9 @@ import pytest
 
 from tests.build.wheels import Site, checksums, lock_for, make_wheel
 from toolkit.build.wheels.house import open_house
-from toolkit.build.wheels.send import Order
 from toolkit.errors import ConfigError, ToolkitError
 from toolkit.fleet.results import HostResult
+from toolkit.fleet.send_wheels import Order
 from toolkit.fleet.wheels import (
     Here,
     HouseThere,

@@ -13,7 +13,7 @@ import pytest
 from tests.hosts.conftest import MakeHost
 from tests.hosts.inventory import write_inventory
 from tests.hosts.machines import Host
-from toolkit.build.libraries.lock import lock_of
+from toolkit.build.lock import lock_of
 
 pytestmark = pytest.mark.timeout(400)
 

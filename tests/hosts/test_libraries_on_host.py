@@ -14,7 +14,7 @@ import pytest
 
 from tests.build.wheels import lock_for, make_wheel
 from tests.hosts.machines import Host
-from toolkit.build.libraries.lock import lock_of
+from toolkit.build.lock import lock_of
 
 ROOT = Path(__file__).parents[2]
 TOOL = "/srv/tool"

@@ -9,8 +9,8 @@ import pytest
 from tests.build.wheels import Site
 from tests.hosts.inventory import host_variables
 from tests.hosts.machines import Host
-from toolkit.build.wheels.send import needed_by
 from toolkit.errors import ToolkitError
+from toolkit.fleet.send_wheels import needed_by
 from toolkit.inventory.host import Host as KnownHost
 
 pytestmark = pytest.mark.timeout(180)

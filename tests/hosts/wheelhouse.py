@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.hosts.rootfs import cache_folder
 from toolkit.build import wheelhouse
-from toolkit.build.libraries.lock import CONTROL, lock_of
+from toolkit.build.lock import CONTROL, lock_of
 
 PYTHON = "3.11"  # of Debian 12
 

@@ -4,11 +4,11 @@ import pytest
 from changes import change
 from stub_service import ACCEPTS, StubService
 
-from toolkit.deploy.locate import Deployed, deployed_services, remember
 from toolkit.errors import LockedError, ToolkitError
 from toolkit.life.uninstall import uninstall
 from toolkit.release import control, history
 from toolkit.release.controller import hold
+from toolkit.release.locate import Deployed, deployed_services, remember
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from toolkit.doctor.request import examination, load_request
-from toolkit.hostside import protocol
 from toolkit.profile.loading import load_profile
+from toolkit.remote import protocol
 
 FILE = Path(__file__).parents[2] / "playbooks" / "library" / "ddtoolkit.py"
 # Answers once it has heard two beats, as an agent does that works for long.

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from toolkit.build import bootstrap
 from toolkit.build.environment import Environment, abandoned, materialise
 from toolkit.release.controller import hold
-from toolkit.remote import bootstrap
 
 
 def everything(stub):

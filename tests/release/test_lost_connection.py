@@ -9,10 +9,10 @@ import pytest
 from changes import change, request
 from stub_service import wait_until
 
-from toolkit.deploy.locate import Deployed, remember
 from toolkit.errors import ToolkitError
 from toolkit.hostside.operations import follow
 from toolkit.release.controller import begin, hold
+from toolkit.release.locate import Deployed, remember
 from toolkit.remote import agent
 
 SILENT = """

@@ -9,11 +9,11 @@ import subprocess
 import pytest
 
 from toolkit.errors import ToolkitError
+from toolkit.files import json_bytes
 from toolkit.profile.changes import Change
 from toolkit.release import history
 from toolkit.release.journal import JOURNAL_FILE, Event, Journal, create_journal, read_journal
 from toolkit.release.request import Acceptance, Outcome, Request, read_request
-from toolkit.service.files import json_bytes
 
 
 def entry(number, **more):

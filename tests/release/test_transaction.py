@@ -10,11 +10,11 @@ from changes import change, request, steps
 from stub_service import ACCEPTS, REFUSES, StubService
 
 from toolkit.errors import RolledBackError, ServiceDownError, ToolkitError
+from toolkit.files import make_private, replace_file
 from toolkit.release import ending, history
 from toolkit.release.controller import begin
 from toolkit.release.experiment import Experiment, write_experiment
 from toolkit.release.journal import create_journal
-from toolkit.service.files import make_private, replace_file
 from toolkit.service.unit import SecretSource
 
 

@@ -13,8 +13,8 @@ import pytest
 from stub_service import HERE, wait_until
 
 from toolkit.errors import ToolkitError
+from toolkit.files import Record
 from toolkit.layout import Layout
-from toolkit.service.files import Record
 from toolkit.service.process import ProcessManager
 from toolkit.service.processes import ProcessId, identify, read_stat
 from toolkit.service.supervision import STATUS_FILE, read_supervision

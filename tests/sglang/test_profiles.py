@@ -18,8 +18,8 @@ from tests.sglang.conftest import answer_of
 from toolkit.errors import ConfigError
 from toolkit.hardware.catalogue import find_gpu
 from toolkit.layout import Layout
-from toolkit.memory.shapes import shape_from_config, shapes
 from toolkit.profile.loading import load_profile
+from toolkit.profile.memory.shapes import shape_from_config, shapes
 from toolkit.profile.shape import profile_shape
 from toolkit.service.command import unit_for
 
@@ -124,8 +124,8 @@ def test_keys_are_read_from_the_file(told):
 
 
 def test_the_memory_is_counted_as_sglang_counts_it(told):
-    from toolkit.memory.estimate import estimate
-    from toolkit.memory.weights import stage_layers
+    from toolkit.profile.memory.estimate import estimate
+    from toolkit.profile.memory.weights import stage_layers
 
     sizes = told["sizes"]
     b300 = estimate(load_profile("b300-nvlink-8x").profile)

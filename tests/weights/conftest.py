@@ -8,10 +8,10 @@ import pytest
 
 from tests.weights.checkpoints import publish
 from tests.weights.server import Publisher, publishing
+from toolkit.profile.source import parse
 from toolkit.weights.arrive import Patience
 from toolkit.weights.bring import Terms, bring
 from toolkit.weights.origins import Origin
-from toolkit.weights.source import parse
 
 QUICK = Patience(attempts=3, pause=0.001, longest=0.01)
 Bring = Callable[..., dict[str, Any]]

@@ -14,9 +14,9 @@ import pytest
 from tests.weights.checkpoints import contents, sums, touch_again
 from tests.weights.server import publishing
 from toolkit.errors import ToolkitError
+from toolkit.profile.source import parse
 from toolkit.weights.bring import Terms, bring
 from toolkit.weights.origins import Origin
-from toolkit.weights.source import parse
 from toolkit.weights.store import MARKER, damage, read_marker
 from toolkit.weights.work import plan
 

@@ -10,12 +10,12 @@ import pytest
 
 from tests.weights.checkpoints import contents
 from toolkit.errors import ToolkitError
+from toolkit.profile.source import parse
 from toolkit.weights.bring import Terms, bring
 from toolkit.weights.certificate import one_time_certificate
 from toolkit.weights.origins import Origin, Peer
 from toolkit.weights.seeding import _context, unseed
 from toolkit.weights.serve import Seed
-from toolkit.weights.source import parse
 from toolkit.weights.store import damage, read_marker
 from toolkit.weights.web import RefusedError, Web
 

@@ -11,9 +11,10 @@ from toolkit.deploy.preview import playbook_settings
 from toolkit.errors import ConfigError, ToolkitError
 from toolkit.layout import Layout
 from toolkit.plan.steps import CurrentRelease, Desired, Observed, make_plan
+from toolkit.profile.checkpoints import located
 from toolkit.profile.loading import load_profile, profile_from_data
 from toolkit.service.command import unit_for
-from toolkit.weights.wanted import Lacking, fetch, lacking, located, requests
+from toolkit.weights.wanted import Lacking, fetch, lacking, requests
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FIRST = "model-00001-of-00003.safetensors"

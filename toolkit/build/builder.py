@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.build.environment import Environment, materialise
+from toolkit.build.memory_found import check_checkpoints
 from toolkit.errors import ToolkitError
 from toolkit.layout import Layout
-from toolkit.memory.found import check_checkpoints
+from toolkit.profile.checkpoints import located
 from toolkit.profile.schema import Checkpoint, Profile
 from toolkit.service.command import flags_for
 from toolkit.service.processes import signal_name
 from toolkit.weights.store import MARKER
-from toolkit.weights.wanted import located
 
 _EMBEDDED = "toolkit.ddtree.build"
 _SGLANG = "toolkit.ddtree.sglang.build"

@@ -23,10 +23,10 @@ from functools import cache
 from pathlib import Path
 
 import toolkit
+from toolkit.build.bootstrap import tree_digest
 from toolkit.build.libraries import install as libraries
-from toolkit.build.libraries.lock import Lock
+from toolkit.build.lock import Lock
 from toolkit.errors import ToolkitError
-from toolkit.remote.bootstrap import tree_digest
 
 _NEEDED = {
     "embedded": ("torch", "tokenizers", "safetensors", "fastapi", "uvicorn", "prometheus-client"),

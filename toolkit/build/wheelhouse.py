@@ -20,10 +20,10 @@ from packaging.markers import Marker
 from packaging.tags import Tag, compatible_tags, cpython_tags
 
 import toolkit
-from toolkit.build.libraries.lock import CONTROL, CUDA, Lock, lock_of, needs_cuda
+from toolkit.build import package
+from toolkit.build.lock import CONTROL, CUDA, Lock, lock_of, needs_cuda
 from toolkit.build.project_wheel import NAME, make_wheel
 from toolkit.errors import ConfigError, ToolkitError
-from toolkit.remote import package
 
 CHECKSUMS = "SHA256SUMS"  # as sha256sum(1) reads it
 _MARKER = re.compile(r";\s*([^\\\n]+)")

@@ -25,9 +25,9 @@ from toolkit.cli.output import emit, require_yes, say
 from toolkit.errors import ConfigError, ToolkitError
 
 if TYPE_CHECKING:
-    from toolkit.deploy.locate import Deployed
     from toolkit.profile.overlay import Overlay
     from toolkit.release.host import ServiceHost
+    from toolkit.release.locate import Deployed
     from toolkit.release.request import Outcome
 
 
@@ -77,10 +77,10 @@ def swap(
     from toolkit.deploy.flow import describe, swap_changes
     from toolkit.deploy.flow import swap as run_swap
     from toolkit.deploy.judging import Judging
-    from toolkit.deploy.locate import current_release, find_service
     from toolkit.profile.recorded import restarts
     from toolkit.release.controller import reserve
     from toolkit.release.host import ServiceHost
+    from toolkit.release.locate import current_release, find_service
 
     service = find_service(name)
     require_yes(yes=yes, as_json=as_json)
@@ -141,10 +141,10 @@ def rollback(
     from toolkit.cli.progress import Lines
     from toolkit.deploy.flow import describe, rollback_target
     from toolkit.deploy.flow import rollback as run_rollback
-    from toolkit.deploy.locate import current_release, find_service
     from toolkit.profile.loading import differences
     from toolkit.release.controller import reserve
     from toolkit.release.host import ServiceHost
+    from toolkit.release.locate import current_release, find_service
 
     service = find_service(name)
     require_yes(yes=yes, as_json=as_json)

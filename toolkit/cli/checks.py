@@ -151,7 +151,7 @@ def _full(name: str | None, *, lock_wait: float, yes: bool, verbose: bool, as_js
     from toolkit.acceptance import load_report
     from toolkit.cli.progress import Lines, finish, show_report
     from toolkit.deploy.flow import full_test
-    from toolkit.deploy.locate import find_service
+    from toolkit.release.locate import find_service
 
     service = find_service(name)
     if as_json and not yes:
@@ -196,8 +196,8 @@ def _settings(
 ) -> tuple[Settings, dict[str, str]]:
     """What is to be tested, and the keys that are stored for it."""
     from toolkit.acceptance.settings import settings_from_data
-    from toolkit.deploy.locate import find_service
     from toolkit.deploy.testing import settings_of
+    from toolkit.release.locate import find_service
 
     if url is not None:
         if name is not None:

@@ -96,9 +96,9 @@ def deploy_profile(
     from toolkit.cli.progress import Lines
     from toolkit.deploy.flow import deploy
     from toolkit.deploy.judging import Judging
-    from toolkit.deploy.locate import layout_of
     from toolkit.deploy.prepare import prepare
     from toolkit.release.controller import reserve
+    from toolkit.release.locate import layout_of
 
     if seed is not None:
         raise ConfigError("--seed needs an inventory", hint="add -i inventory.yaml")

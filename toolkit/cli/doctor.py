@@ -143,8 +143,8 @@ def _confirm(reports: Mapping[str, Sequence[Mapping[str, Any]]], manner: Manner)
 
 
 def _here(name: str | None, overlays: Overlays, sets: Sets) -> ResolvedProfile:
-    from toolkit.deploy.locate import deployed_services
     from toolkit.profile.loading import load_profile
+    from toolkit.release.locate import deployed_services
 
     if name is None:
         names = [service.name for service in deployed_services()]

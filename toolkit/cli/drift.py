@@ -67,7 +67,7 @@ def _on_hosts(name: str, resolved: ResolvedProfile | None, where: fleet.Where, *
 
 
 def _only(name: str | None) -> str:
-    from toolkit.deploy.locate import find_service
+    from toolkit.release.locate import find_service
 
     return find_service(name).name
 

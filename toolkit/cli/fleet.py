@@ -101,10 +101,10 @@ def deploy(
         provision,
         untouched,
     )
+    from toolkit.fleet.fanout import Spread
     from toolkit.fleet.halt import halted, leaving_out
     from toolkit.fleet.wheels import bring_wheels, check_wheels
     from toolkit.profile.loading import load_profile
-    from toolkit.weights.fanout import Spread
 
     resolved = load_profile(name, overlays=overlays, sets=sets)
     tell_doubts(resolved)

@@ -48,9 +48,9 @@ def upgrade(
         return
     from toolkit.cli.progress import Lines, finish, show_report
     from toolkit.deploy.judging import Judging
-    from toolkit.deploy.locate import current_release, find_service
     from toolkit.deploy.upgrade import upgrade as run
     from toolkit.deploy.upgrade import upgrade_changes
+    from toolkit.release.locate import current_release, find_service
 
     service = find_service(name)
     require_yes(yes=yes, as_json=as_json)
@@ -133,8 +133,8 @@ def uninstall(
         fleet.uninstall(name, where, fleet.Manner(True, verbose, as_json, lock_wait), purge=purge)
         return
     from toolkit.cli.progress import Lines
-    from toolkit.deploy.locate import find_service
     from toolkit.life.uninstall import uninstall as run
+    from toolkit.release.locate import find_service
 
     service = find_service(name)
     _ask(f"remove {service.name} from this machine", yes=yes, as_json=as_json)

@@ -93,7 +93,7 @@ def add(
     A transfer that broke goes on where it was. Nothing that serves is touched.
     """
     from toolkit.cli.board import Board
-    from toolkit.weights.fanout import Spread, bring_to_all, known_hosts
+    from toolkit.fleet.fanout import Spread, bring_to_all, known_hosts
 
     require_yes(yes=yes, as_json=as_json)
     requests, profile = _requests(source, revision, sets)
@@ -193,8 +193,8 @@ def _requests(
     source: str, revision: str | None, sets: Sequence[str] | None
 ) -> tuple[list[dict[str, Any]], str | None]:
     """What hosts are asked for, and the profile that asks for it."""
+    from toolkit.profile.source import is_remote
     from toolkit.weights.request import wish_of
-    from toolkit.weights.source import is_remote
 
     if is_remote(source):
         request = {"source": source, "revision": revision}
@@ -214,7 +214,7 @@ def _requests(
 
 def _pinned(request: dict[str, Any], host: Host) -> dict[str, Any]:
     """The same at the commit that a branch or tag stands for, which the first host asks the hub for."""
-    from toolkit.weights.hosts import ask
+    from toolkit.fleet.checkpoints import ask
     from toolkit.weights.request import wish_of
 
     source = wish_of(request).origin.source
@@ -271,8 +271,8 @@ def _hosts(inventory: Sequence[Path] | None, limit: str | None, profile: str | N
 def _ask_all(
     hosts: Sequence[Host], verb: str, request: Mapping[str, Any], limit: int, *, verbose: bool = False
 ) -> list[HostResult]:
+    from toolkit.fleet.checkpoints import ask
     from toolkit.fleet.many import at_once
-    from toolkit.weights.hosts import ask
 
     by_name = {host.name: host for host in hosts}
 

@@ -21,7 +21,7 @@ def _overlay_names(incomplete: str) -> list[str]:
 
 
 def _service_names(incomplete: str) -> list[str]:
-    from toolkit.deploy.locate import deployed_services
+    from toolkit.release.locate import deployed_services
 
     return [service.name for service in deployed_services() if service.name.startswith(incomplete)]
 

@@ -13,7 +13,7 @@ from toolkit.cli.output import answer, emit, say, table, tell_doubts
 from toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
-    from toolkit.memory.estimate import Estimate
+    from toolkit.profile.memory.estimate import Estimate
     from toolkit.profile.schema import Profile
 
 _SYSTEMD = 255  # of Ubuntu 24.04
@@ -32,9 +32,9 @@ def register(app: typer.Typer) -> None:
 
 def validate(name: ProfileName, overlays: Overlays = None, sets: Sets = None, as_json: Json = False) -> None:
     """Check a profile; every problem is shown with file, line, column and key."""
-    from toolkit.memory.layouts import as_json as memory_json
-    from toolkit.memory.layouts import layouts
     from toolkit.profile.loading import load_profile
+    from toolkit.profile.memory.layouts import as_json as memory_json
+    from toolkit.profile.memory.layouts import layouts
 
     resolved = load_profile(name, overlays=overlays or (), sets=sets or ())
     tell_doubts(resolved)
@@ -128,7 +128,7 @@ def show(
 
 
 def _show_memory(profile: Profile, *, as_json: bool) -> None:
-    from toolkit.memory import layouts
+    from toolkit.profile.memory import layouts
 
     found = layouts.layouts(profile)
     if as_json:

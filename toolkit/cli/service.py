@@ -32,8 +32,8 @@ def _change(name: str | None, verb: Verb, where: fleet.Where | None, manner: fle
         fleet.change(name, verb, where, manner)
         return
     from toolkit.cli.progress import Lines, finish
-    from toolkit.deploy.locate import find_service
     from toolkit.release import control
+    from toolkit.release.locate import find_service
 
     service = find_service(name)
     require_yes(yes=manner.yes, as_json=manner.as_json)
@@ -102,8 +102,8 @@ def logs(
     if where is not None:
         fleet.stream(name, where, lines=lines, follow=follow)
         return
-    from toolkit.deploy.locate import find_service
     from toolkit.release.control import logs as read_logs
+    from toolkit.release.locate import find_service
 
     service = find_service(name)
     try:
@@ -122,8 +122,8 @@ def status(
     if where is not None:
         _status_of_hosts(name, where, as_json=as_json)
         return
-    from toolkit.deploy.locate import deployed_services, find_service
     from toolkit.deploy.watch import observe
+    from toolkit.release.locate import deployed_services, find_service
 
     services = [find_service(name)] if name else deployed_services()
     shown = [observe(service) for service in services]

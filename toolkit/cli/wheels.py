@@ -45,7 +45,7 @@ def wheelhouse(
 ) -> None:
     """Fill a folder with all that machines without a package index install; hashes are checked."""
     from toolkit.build import wheelhouse as house
-    from toolkit.build.libraries.lock import lock_of
+    from toolkit.build.lock import lock_of
 
     if check:
         faults = house.verify(out)

@@ -12,9 +12,8 @@ from typing import Any
 
 from toolkit.build.builder import build
 from toolkit.build.environment import Environment
-from toolkit.deploy.judging import Judging, acceptance_of, comparison_of, release_unit
-from toolkit.deploy.libraries import environment_of, install, lacking
-from toolkit.deploy.locate import Deployed, current_release, remember
+from toolkit.build.for_profile import environment_of, install, lacking
+from toolkit.deploy.judging import Judging, acceptance_of, comparison_of
 from toolkit.deploy.prepare import Prepared
 from toolkit.deploy.record import record
 from toolkit.deploy.reuse import built_already, discard_changed, fits
@@ -35,9 +34,11 @@ from toolkit.release.controller import Session, hold
 from toolkit.release.experiment import read_experiment
 from toolkit.release.host import ServiceHost
 from toolkit.release.journal import Event
+from toolkit.release.locate import Deployed, current_release, remember
 from toolkit.release.lock import whoami
 from toolkit.release.request import Kind, Outcome, Request
 from toolkit.release.store import Release, content_digest
+from toolkit.service.command import release_unit
 from toolkit.service.secrets import store_secrets, stored_secrets
 from toolkit.service.unit import SecretSource, Unit
 from toolkit.weights import wanted as weights

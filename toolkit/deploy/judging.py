@@ -1,4 +1,4 @@
-"""How a release is started and judged: its unit, its acceptance program, and its further launches."""
+"""How a release is judged: its acceptance program, and its further launches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from toolkit.layout import Layout
 from toolkit.profile.schema import Profile
 from toolkit.release.request import Acceptance, Comparison, Launch
 from toolkit.release.store import ACCEPTANCE_FILE, Release
-from toolkit.service.command import unit_for
+from toolkit.service.command import release_unit
 from toolkit.service.unit import Unit
 
 # What starting Python and writing the report may take beyond the acceptance's own limit, in seconds.
@@ -31,22 +31,6 @@ class Judging:
 
     new_baseline: bool = False
     experiment_seconds: float | None = None
-
-
-def release_unit(profile: Profile, manifest: Mapping[str, Any], folder: Path, layout: Layout) -> Unit:
-    """The unit of a release, with what the build measured wherever the profile leaves it open."""
-    environment = manifest["environment"]
-    threads = manifest["engine"].get("tuned", {}).get("threads")
-    if profile.engine.threads is None and threads is not None:
-        engine = profile.engine.model_copy(update={"threads": threads})
-        profile = profile.model_copy(update={"engine": engine})
-    return unit_for(
-        profile,
-        release_dir=folder,
-        layout=layout,
-        python=Path(environment["python"]),
-        environment={"PYTHONPATH": environment["path"]},
-    )
 
 
 def acceptance_of(profile: Profile, unit: Unit, bases: Sequence[Release], judging: Judging) -> Acceptance:

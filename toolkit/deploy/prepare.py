@@ -9,12 +9,10 @@ from pathlib import Path
 
 from toolkit.build.builder import checkpoint_marks
 from toolkit.build.environment import Environment, damage
-from toolkit.deploy.libraries import environment_of, lacking
-from toolkit.deploy.locate import Deployed, layout_of
-from toolkit.deploy.trial import trial_of
+from toolkit.build.for_profile import environment_of, lacking
 from toolkit.drift.find import find
-from toolkit.drift.finding import Drift
 from toolkit.errors import ConfigError, ToolkitError
+from toolkit.plan.finding import Drift
 from toolkit.plan.steps import CurrentRelease, Desired, Observed, Plan, make_plan
 from toolkit.profile.loading import ResolvedProfile, profile_from_data
 from toolkit.profile.schema import Profile, SecretRef
@@ -23,7 +21,9 @@ from toolkit.provision.lacks import missing
 from toolkit.provision.requirements import Requirements, requirements
 from toolkit.release import history
 from toolkit.release.host import ServiceHost
+from toolkit.release.locate import Deployed, layout_of
 from toolkit.release.store import Release
+from toolkit.release.trial import trial_of
 from toolkit.release.under_way import unsettled
 from toolkit.service import ports
 from toolkit.service.secrets import stored_secrets

@@ -7,11 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from toolkit.build.libraries.detached import MODULE
+from toolkit.build import package
+from toolkit.build.for_profile import arguments, lock_for
 from toolkit.build.libraries.install import interpreter
-from toolkit.build.libraries.lock import Lock
-from toolkit.deploy.libraries import arguments, lock_for
-from toolkit.deploy.locate import layout_of
+from toolkit.build.lock import Lock
 from toolkit.doctor.request import examination, load_request
 from toolkit.errors import ToolkitError
 from toolkit.layout import PYTHON, TOOL
@@ -19,7 +18,8 @@ from toolkit.profile.loading import ResolvedProfile
 from toolkit.profile.schema import Profile
 from toolkit.provision.gpu_host import gpu_host_settings
 from toolkit.provision.requirements import requirements
-from toolkit.remote import package
+from toolkit.release.locate import layout_of
+from toolkit.service.detached import MODULE
 from toolkit.weights import wanted as weights
 
 

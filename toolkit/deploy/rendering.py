@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from toolkit.build.for_profile import environment_of, lock_for
 from toolkit.build.libraries.install import interpreter
-from toolkit.deploy.judging import release_unit
-from toolkit.deploy.libraries import environment_of, lock_for
-from toolkit.deploy.locate import layout_of
 from toolkit.deploy.reuse import built_already
 from toolkit.errors import ToolkitError
 from toolkit.layout import Layout
@@ -18,8 +16,9 @@ from toolkit.profile.loading import differences
 from toolkit.profile.recorded import restarts
 from toolkit.profile.schema import Profile
 from toolkit.release.host import ServiceHost
+from toolkit.release.locate import layout_of
 from toolkit.release.store import Release
-from toolkit.service.command import unit_for
+from toolkit.service.command import release_unit, unit_for
 from toolkit.service.systemctl import systemd_version
 from toolkit.service.systemd import render_unit
 from toolkit.service.unit import SecretSource, Unit

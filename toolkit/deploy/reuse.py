@@ -6,14 +6,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+from toolkit.build.bootstrap import tree_digest
 from toolkit.build.builder import checkpoint_marks
 from toolkit.build.environment import MARKER, Environment, damage
-from toolkit.deploy.locate import layout_of
 from toolkit.errors import ToolkitError
 from toolkit.layout import Layout
 from toolkit.profile.schema import Profile
+from toolkit.release.locate import layout_of
 from toolkit.release.store import Release, content_digest
-from toolkit.remote.bootstrap import tree_digest
 
 # What the engine's build is told. The tree's width is left out: no kernel of a CPU is compiled for it.
 _KEYS = (

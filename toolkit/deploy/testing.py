@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from toolkit.deploy.locate import Deployed, current_release
 from toolkit.errors import ToolkitError
 from toolkit.profile.loading import profile_from_data
 from toolkit.release.host import ServiceHost
+from toolkit.release.locate import Deployed, current_release
 from toolkit.service.secrets import serving_secrets
 
 if TYPE_CHECKING:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from toolkit.build.for_profile import environment_of
 from toolkit.deploy.flow import Watcher, release_again
 from toolkit.deploy.judging import Judging
-from toolkit.deploy.libraries import environment_of
-from toolkit.deploy.locate import Deployed, current_release
 from toolkit.profile.loading import profile_from_data
 from toolkit.release.controller import hold
+from toolkit.release.locate import Deployed, current_release
 from toolkit.release.request import Outcome
 from toolkit.release.store import Release
 

@@ -6,7 +6,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from toolkit.deploy.locate import Deployed, current_release
+from toolkit.release.locate import Deployed, current_release
 from toolkit.release.under_way import DEPLOYING
 from toolkit.release.view import ServiceStatus
 from toolkit.release.view import status as host_status

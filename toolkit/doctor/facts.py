@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from toolkit.doctor.load.result import Load
+from toolkit.doctor.load_result import Load
 from toolkit.doctor.parse.pci import Device, parse_lspci
 from toolkit.doctor.parse.smi import Gpu, Smi, parse_smi
 from toolkit.doctor.parse.topology import Matrix, parse_matrix

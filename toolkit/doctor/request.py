@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from toolkit.build.for_profile import lock_for
 from toolkit.build.libraries.install import interpreter
-from toolkit.deploy.libraries import lock_for
-from toolkit.deploy.locate import layout_of
 from toolkit.doctor.wanted import wanted_of
 from toolkit.layout import PYTHON, Layout
-from toolkit.memory.shapes import shapes
+from toolkit.profile.memory.shapes import shapes
 from toolkit.profile.schema import Profile
+from toolkit.release.locate import layout_of
 from toolkit.service.command import unit_for
 from toolkit.service.systemd import render_unit, unit_name
 from toolkit.service.unit import Unit

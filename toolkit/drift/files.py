@@ -11,18 +11,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from toolkit.build.bootstrap import tree_digest
 from toolkit.build.builder import checkpoint_marks
 from toolkit.build.environment import damage
-from toolkit.deploy.judging import release_unit
-from toolkit.drift.finding import Drift, Mend
 from toolkit.drift.repair import give_below, give_to_root, set_mode
 from toolkit.layout import Layout
+from toolkit.plan.finding import Drift, Mend
 from toolkit.profile.schema import Profile
 from toolkit.provision.requirements import free_bytes
 from toolkit.release.experiment import read_experiment
 from toolkit.release.host import ServiceHost
 from toolkit.release.store import ACCEPTANCE_FILE, Release, content_digest
-from toolkit.remote.bootstrap import tree_digest
+from toolkit.service.command import release_unit
 from toolkit.service.unit import SecretSource, Unit
 
 _PRIVATE = 0o600

@@ -6,18 +6,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from toolkit.deploy.locate import Deployed, current_release
-from toolkit.deploy.trial import Trial, trial_of
 from toolkit.drift import files, process, server, units
-from toolkit.drift.finding import Drift
 from toolkit.errors import ToolkitError
+from toolkit.plan.finding import Drift
 from toolkit.plan.steps import shown
 from toolkit.profile.loading import differences, profile_from_data
 from toolkit.profile.schema import Profile
 from toolkit.provision.lacks import lacks
 from toolkit.provision.requirements import requirements
 from toolkit.release.host import ServiceHost
+from toolkit.release.locate import Deployed, current_release
 from toolkit.release.store import Release
+from toolkit.release.trial import Trial, trial_of
 from toolkit.release.under_way import unsettled
 
 

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from toolkit.drift.finding import Drift
+from toolkit.plan.finding import Drift
 from toolkit.release import history
 from toolkit.release.host import ServiceHost
 from toolkit.release.store import Release

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from toolkit.drift.finding import Drift, Mend
+from toolkit.plan.finding import Drift, Mend
 from toolkit.profile.schema import Profile
 from toolkit.service.secrets import stored_secrets
 from toolkit.service.unit import Unit

@@ -10,9 +10,9 @@ import stat
 from collections.abc import Iterator
 from functools import partial
 
-from toolkit.drift.finding import Drift
 from toolkit.drift.repair import give_to_root, set_mode
 from toolkit.errors import ToolkitError
+from toolkit.plan.finding import Drift
 from toolkit.release import history
 from toolkit.release.experiment import read_experiment
 from toolkit.release.host import ServiceHost

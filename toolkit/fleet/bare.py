@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolkit.build.environment import Environment
-from toolkit.build.libraries.detached import MODULE
-from toolkit.deploy.libraries import arguments, environment_of, lock_for, to_install
-from toolkit.deploy.locate import layout_of
+from toolkit.build.for_profile import arguments, environment_of, lock_for, to_install
 from toolkit.errors import UnreachableError
 from toolkit.fleet.connections import Connections
 from toolkit.fleet.drain import TellHost
@@ -18,7 +16,9 @@ from toolkit.fleet.many import at_once
 from toolkit.fleet.results import HostResult
 from toolkit.plan.steps import Desired, Observed, make_plan
 from toolkit.profile.schema import Profile
+from toolkit.release.locate import layout_of
 from toolkit.remote.agent import NotReadyError, run_module
+from toolkit.service.detached import MODULE
 
 _PATIENCE = 300.0  # seconds in which a host that was lost may come back
 _RETRY = 2.0

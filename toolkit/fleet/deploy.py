@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from toolkit.build.wheels.send import Order
-from toolkit.deploy.locate import layout_of
 from toolkit.doctor.ask import report_of
 from toolkit.doctor.preflight import mended_by, preflight
 from toolkit.doctor.request import examination
@@ -18,16 +16,18 @@ from toolkit.fleet.bare import Bare, bare_of, with_bare
 from toolkit.fleet.change import change_in_turn
 from toolkit.fleet.connections import Connections
 from toolkit.fleet.drain import TellHost, drained
+from toolkit.fleet.fanout import Spread, bring_to_all, known_hosts, with_weights
 from toolkit.fleet.halt import others_not_begun
 from toolkit.fleet.many import at_once
 from toolkit.fleet.results import HostResult
+from toolkit.fleet.send_wheels import Order
 from toolkit.fleet.wheels import HouseThere, house_of, order_of, with_house_there, with_wheels
 from toolkit.profile.loading import ResolvedProfile
 from toolkit.profile.schema import Profile
 from toolkit.profile.secrets import SECRETS, require_secrets, resolve_secret
 from toolkit.provision.playbook import TaskResult, run_on_hosts
 from toolkit.provision.requirements import requirements
-from toolkit.weights.fanout import Spread, bring_to_all, known_hosts, with_weights
+from toolkit.release.locate import layout_of
 from toolkit.weights.wanted import requests
 
 

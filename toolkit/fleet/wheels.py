@@ -8,16 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from toolkit.build.libraries.lock import Lock
+from toolkit.build.for_profile import from_store, lock_for
+from toolkit.build.lock import Lock
+from toolkit.build.wheel_store import Wheel
 from toolkit.build.wheels.house import open_house
-from toolkit.build.wheels.send import Order, bring, needed_by
-from toolkit.build.wheels.store import Wheel
-from toolkit.build.wheels.there import check_there
-from toolkit.deploy.libraries import from_store, lock_for
 from toolkit.errors import ConfigError, ToolkitError
 from toolkit.fleet.halt import others_not_begun
 from toolkit.fleet.many import at_once
 from toolkit.fleet.results import HostResult
+from toolkit.fleet.send_wheels import Order, bring, needed_by
+from toolkit.fleet.wheels_there import check_there
 from toolkit.inventory.host import Host
 from toolkit.profile.schema import Profile
 

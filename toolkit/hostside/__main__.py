@@ -19,7 +19,7 @@ from typing import Any
 
 from toolkit.errors import ToolkitError
 from toolkit.hostside.operations import OPERATIONS, RESERVED
-from toolkit.hostside.protocol import BEAT, MAX_LINE, PATIENCE, error_to_json
+from toolkit.remote.protocol import BEAT, MAX_LINE, PATIENCE, error_to_json
 
 
 class Line:

@@ -13,16 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import toolkit
+from toolkit.build.bootstrap import MARKER, REMEMBERED
 from toolkit.deploy import flow
 from toolkit.deploy import upgrade as upgrades
 from toolkit.deploy.judging import Judging
-from toolkit.deploy.locate import (
-    Deployed,
-    current_release,
-    deployed_services,
-    find_service,
-    recorded_services,
-)
 from toolkit.deploy.prepare import Prepared, prepare
 from toolkit.deploy.watch import observe
 from toolkit.doctor.catalogue import require_known
@@ -32,20 +26,25 @@ from toolkit.doctor.preflight import preflight as before_deploy
 from toolkit.doctor.request import examination
 from toolkit.drift.find import find
 from toolkit.errors import ConfigError, ToolkitError
-from toolkit.hostside import command
+from toolkit.files import read_json, replace_file
 from toolkit.layout import Layout
+from toolkit.life import command, unused
 from toolkit.life import uninstall as life
-from toolkit.life import unused
 from toolkit.profile.loading import ResolvedProfile, differences, profile_from_data
 from toolkit.profile.recorded import restarts
 from toolkit.release import control, controller, history, lock, view
 from toolkit.release.controller import is_reserved
 from toolkit.release.host import ServiceHost
 from toolkit.release.journal import Event
+from toolkit.release.locate import (
+    Deployed,
+    current_release,
+    deployed_services,
+    find_service,
+    recorded_services,
+)
 from toolkit.release.request import Outcome, read_request
 from toolkit.release.store import Release
-from toolkit.remote.bootstrap import MARKER, REMEMBERED
-from toolkit.service.files import read_json, replace_file
 
 RESERVED = contextlib.ExitStack()  # locks that are kept until the agent ends
 # The last plan, and what it is of. It is used again only under a lock that was kept since.

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from toolkit.deploy.locate import Deployed, forget
 from toolkit.errors import ToolkitError
-from toolkit.hostside import command
 from toolkit.layout import TOOL, Layout
+from toolkit.life import command
 from toolkit.life.removing import remove_path
 from toolkit.life.system import give_back
 from toolkit.life.unused import remove, services_in, unused
@@ -28,6 +27,7 @@ from toolkit.release.experiment import forget_experiment
 from toolkit.release.history import Entry, append
 from toolkit.release.host import ServiceHost
 from toolkit.release.journal import Event
+from toolkit.release.locate import Deployed, forget
 from toolkit.release.lock import whoami
 from toolkit.service import unit_files
 from toolkit.service.systemctl import systemctl

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import toolkit
-from toolkit.build.wheels.store import Store
+from toolkit.build.bootstrap import REMEMBERED
+from toolkit.build.wheel_store import Store
 from toolkit.errors import ToolkitError
+from toolkit.files import flocked
 from toolkit.layout import TOOL, Layout
 from toolkit.release.host import ServiceHost
 from toolkit.release.store import Release
-from toolkit.remote.bootstrap import REMEMBERED
-from toolkit.service.files import flocked
 
 # What was made this recently may be for a release that is not staged yet.
 YOUNG = 900.0

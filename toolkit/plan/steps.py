@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from toolkit.build.environment import Environment
-from toolkit.drift.finding import Drift, Mend
+from toolkit.plan.finding import Drift, Mend
 from toolkit.profile.changes import Change
 from toolkit.profile.loading import differences
 from toolkit.profile.recorded import restarts

@@ -13,11 +13,11 @@ import yaml
 from yaml.resolver import Resolver
 
 from toolkit.errors import ConfigError, ToolkitError
+from toolkit.files import replace_file
 from toolkit.profile.assignments import SET, apply_sets
 from toolkit.profile.loading import load_overlay
 from toolkit.profile.nodes import KeyPath, Node, Place, format_path
 from toolkit.profile.reading import problems_of_what_is_written, read
-from toolkit.service.files import replace_file
 
 _TEXT = "tag:yaml.org,2002:str"
 _RESOLVER: Any = Resolver()

@@ -46,9 +46,9 @@ say which said what.
 **Hardware profiles** with a page each: [`rtx-pro-6000-pcie-8x`](rtx-pro-6000-pcie-8x.md),
 [`b300-nvlink-8x`](b300-nvlink-8x.md), [`h200-nvlink`](h200-nvlink.md). Another machine needs little: memory
 and compute capability of known GPUs come from the catalogue (`toolkit/hardware/gpus.toml`), sizes of known
-checkpoints from `toolkit/memory/shapes.toml`. `ddtoolkit profiles show NAME --memory` prints what one GPU
-has to hold, term by term, for each way to spread the model; `validate` refuses what does not fit and says
-the sum.
+checkpoints from `toolkit/profile/memory/shapes.toml`. `ddtoolkit profiles show NAME --memory` prints what
+one GPU has to hold, term by term, for each way to spread the model; `validate` refuses what does not fit and
+says the sum.
 
 **`--set key.path=value`** comes last. For a key that takes text, the value is taken byte for byte, and `null`
 unsets it if it may be unset; for others it is read as YAML and replaces the whole value:

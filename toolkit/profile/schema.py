@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from toolkit.profile.source import SCHEMES, Source, endpoint_problem, is_remote, parse
 from toolkit.profile.units import Duration, Size, format_duration, format_size
-from toolkit.weights.source import SCHEMES, Source, endpoint_problem, is_remote, parse
 
 SCHEMA_VERSION = 1
 

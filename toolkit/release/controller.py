@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from toolkit.errors import ToolkitError
+from toolkit.files import json_bytes, write_new
 from toolkit.layout import Layout
 from toolkit.release.experiment import read_experiment
 from toolkit.release.host import HOST_FILE, ServiceHost, read_host
@@ -24,7 +25,6 @@ from toolkit.release.run import CRASH_FILE, concluded
 from toolkit.release.spawn import spawn, spawn_timer, under_systemd
 from toolkit.release.store import prepare_layout
 from toolkit.release.transaction import BASE_SETTINGS_FILE, SETTINGS_FILE
-from toolkit.service.files import json_bytes, write_new
 from toolkit.service.secrets import write_secrets
 
 _POLL = 0.02

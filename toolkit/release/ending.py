@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 
 from toolkit.errors import ToolkitError
+from toolkit.files import read_json
 from toolkit.release import history
 from toolkit.release.experiment import Experiment, read_experiment, write_experiment
 from toolkit.release.host import ServiceHost
@@ -15,7 +16,6 @@ from toolkit.release.spawn import spawn_timer
 from toolkit.release.steps import Steps
 from toolkit.release.store import PENDING_FILE, REFUSED_FILE, Release
 from toolkit.service import ports
-from toolkit.service.files import read_json
 from toolkit.service.readiness import generate_once
 from toolkit.service.secrets import stored_secrets
 from toolkit.service.unit import Unit

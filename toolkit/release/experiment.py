@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from toolkit.files import json_bytes, read_json, replace_file
 from toolkit.layout import ServicePaths
 from toolkit.release.request import Acceptance
-from toolkit.service.files import json_bytes, read_json, replace_file
 from toolkit.service.processes import ProcessId
 
 _FILE = "experiment.json"

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import ToolkitError
+from toolkit.files import PRIVATE_FILE
 from toolkit.layout import ServicePaths
 from toolkit.profile.changes import Change
 from toolkit.release.reserve import Reserve
-from toolkit.service.files import PRIVATE_FILE
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import ToolkitError
+from toolkit.files import read_json
 from toolkit.layout import Layout, ServicePaths
 from toolkit.release.lock import Lock
 from toolkit.release.reserve import Reserve
 from toolkit.release.store import Store
-from toolkit.service.files import read_json
 from toolkit.service.manager import ProcessStatus, ServiceManager
 from toolkit.service.registry import manager_for, recorded_manager
 from toolkit.service.unit import Unit

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from toolkit.service.files import PRIVATE_FILE, fsync_dir
+from toolkit.files import PRIVATE_FILE, fsync_dir
 
 JOURNAL_FILE = "journal.jsonl"
 _RESERVED = 1 << 18

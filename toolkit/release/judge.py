@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from toolkit.files import read_json
 from toolkit.release.request import Acceptance
-from toolkit.service.files import read_json
 from toolkit.service.processes import end_with_parent, signal_name
 from toolkit.service.secrets import stored_secrets
 from toolkit.service.unit import Unit, seconds

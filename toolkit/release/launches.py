@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from toolkit.errors import ToolkitError
+from toolkit.files import json_bytes, write_new
 from toolkit.release.judge import Verdict, judge
 from toolkit.release.request import Acceptance, Comparison
 from toolkit.release.steps import Steps
 from toolkit.release.store import Release
-from toolkit.service.files import json_bytes, write_new
 from toolkit.service.unit import UNIT_FILE, Unit, write_unit
 
 _FOLDER = "launches"

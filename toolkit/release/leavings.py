@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from toolkit.build.environment import abandoned
+from toolkit.files import temporaries
 from toolkit.release.host import ServiceHost
 from toolkit.release.store import PENDING_FILE, STAGING
 from toolkit.service import unit_files
-from toolkit.service.files import temporaries
 from toolkit.service.systemd import RECOVER_UNIT, unit_name
 
 

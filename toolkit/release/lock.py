@@ -22,9 +22,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from toolkit.errors import ConfigError, LockedError, ToolkitError
+from toolkit.files import PRIVATE_FILE, flocked, json_bytes, make_private, read_json, write_new
 from toolkit.layout import ServicePaths
 from toolkit.release.reserve import Reserve
-from toolkit.service.files import PRIVATE_FILE, flocked, json_bytes, make_private, read_json, write_new
 from toolkit.service.processes import ProcessId, identify
 
 HEARTBEAT = 5.0

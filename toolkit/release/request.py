@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from toolkit.errors import RolledBackError, ServiceDownError, ToolkitError
+from toolkit.files import read_json
 from toolkit.profile.changes import Change
-from toolkit.service.files import read_json
 
 REQUEST_FILE = "request.json"
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from toolkit.files import PRIVATE_FILE
 from toolkit.layout import ServicePaths
-from toolkit.service.files import PRIVATE_FILE
 
 Purpose = Literal["lock", "transaction", "history"]
 _T = TypeVar("_T")

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from toolkit.errors import LockedError, ToolkitError
+from toolkit.files import PRIVATE_FILE
 from toolkit.release.host import read_host
 from toolkit.release.journal import read_journal
 from toolkit.release.request import read_request
 from toolkit.release.transaction import Transaction
 from toolkit.service.detach import detach
-from toolkit.service.files import PRIVATE_FILE
 
 CRASH_FILE = "crash.txt"
 _ATTEMPTS = 3

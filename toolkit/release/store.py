@@ -18,9 +18,7 @@ from typing import Any
 
 from toolkit.build.environment import damage
 from toolkit.errors import ConfigError, ToolkitError
-from toolkit.layout import ServicePaths
-from toolkit.profile.changes import Change
-from toolkit.service.files import (
+from toolkit.files import (
     fsync_dir,
     json_bytes,
     make_private,
@@ -28,6 +26,8 @@ from toolkit.service.files import (
     replace_file,
     write_new,
 )
+from toolkit.layout import ServicePaths
+from toolkit.profile.changes import Change
 from toolkit.service.unit import UNIT_FILE, Unit, read_unit, write_unit
 
 ACCEPTANCE_FILE = "acceptance.json"

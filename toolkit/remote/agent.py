@@ -17,12 +17,12 @@ from typing import Any, Protocol
 
 import paramiko
 
+from toolkit.build import bootstrap, package
 from toolkit.errors import ToolkitError, UnreachableError
-from toolkit.hostside.protocol import BEAT, MAX_LINE, MODULES, error_from_json
 from toolkit.inventory.host import Host
 from toolkit.layout import PYTHON, TOOL
-from toolkit.remote import bootstrap, package
 from toolkit.remote.options import become_root, ssh_options
+from toolkit.remote.protocol import BEAT, MAX_LINE, MODULES, error_from_json
 from toolkit.remote.ssh import SILENCE, connect, lost
 
 _STDERR_KEPT = 2000

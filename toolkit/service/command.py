@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from toolkit.layout import Layout
+from toolkit.profile.checkpoints import located
 from toolkit.profile.schema import Checkpoint, Profile, SecretRef
 from toolkit.service.unit import RestartPolicy, SecretSource, Unit
-from toolkit.weights.wanted import located
 
 _EMBEDDED = "toolkit.ddtree.server"
 _SGLANG = "sglang.launch_server"
@@ -65,6 +66,22 @@ def unit_for(
         log_max_size=service.log_max_size,
         gpus=profile.hardware.count if profile.hardware.device == "cuda" else 0,
         nvlink=profile.hardware.interconnect == "nvlink",
+    )
+
+
+def release_unit(profile: Profile, manifest: Mapping[str, Any], folder: Path, layout: Layout) -> Unit:
+    """The unit of a release, with what the build measured wherever the profile leaves it open."""
+    environment = manifest["environment"]
+    threads = manifest["engine"].get("tuned", {}).get("threads")
+    if profile.engine.threads is None and threads is not None:
+        engine = profile.engine.model_copy(update={"threads": threads})
+        profile = profile.model_copy(update={"engine": engine})
+    return unit_for(
+        profile,
+        release_dir=folder,
+        layout=layout,
+        python=Path(environment["python"]),
+        environment={"PYTHONPATH": environment["path"]},
     )
 
 

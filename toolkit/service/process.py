@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from toolkit.errors import ConfigError, ToolkitError
+from toolkit.files import Record
 from toolkit.layout import ServicePaths
 from toolkit.service import logfile, ports
 from toolkit.service.detach import start_module
-from toolkit.service.files import Record
 from toolkit.service.leftovers import kill_all
 from toolkit.service.manager import Leftover, ProcessStatus, StopReport
 from toolkit.service.processes import ProcessId, read_stat, send_signal

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from toolkit.errors import ConfigError, ToolkitError
-from toolkit.service.files import make_private, replace_file
+from toolkit.files import make_private, replace_file
 from toolkit.service.unit import SecretSource, Unit
 
 _NO_FOLDING = 1 << 20

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from toolkit.files import Record, make_private, read_record
 from toolkit.layout import ServicePaths
-from toolkit.service.files import Record, make_private, read_record
 from toolkit.service.manager import Leftover
 
 _MAX_LEFTOVERS = 20

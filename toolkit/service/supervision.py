@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from toolkit.service.files import Record, read_record
+from toolkit.files import Record, read_record
 from toolkit.service.manager import Leftover, State
 from toolkit.service.processes import ProcessId
 

@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import ToolkitError
+from toolkit.files import PRIVATE_FILE, Record, make_private
 from toolkit.service.detach import detach
-from toolkit.service.files import PRIVATE_FILE, Record, make_private
 from toolkit.service.leftovers import COOKIE, find_leftovers, kill_all
 from toolkit.service.logfile import RotatingLog
 from toolkit.service.manager import Leftover, State

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import ConfigError, Problem, ToolkitError
-from toolkit.service.files import json_bytes, read_json
+from toolkit.files import json_bytes, read_json
 
 SCHEMA = 1
 UNIT_FILE = "unit.json"

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from toolkit.errors import ToolkitError
-from toolkit.service.files import replace_file
+from toolkit.files import replace_file
 from toolkit.service.systemctl import properties, require, systemctl
 
 FOLDER = Path("/etc/systemd/system")

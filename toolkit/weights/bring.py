@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import ToolkitError
-from toolkit.service.files import fsync_dir
+from toolkit.files import fsync_dir
+from toolkit.profile.source import Source
 from toolkit.weights.arrive import Arrival, Means, Patience, StoppedError
 from toolkit.weights.leftovers import ARRIVED, LISTED, note_arrived, prepare
 from toolkit.weights.listing import File, Listing
@@ -23,7 +24,6 @@ from toolkit.weights.origins import PIN, Origin
 from toolkit.weights.pace import Bucket, Meter, Tell, size_words
 from toolkit.weights.reserve import free_below, full, shortage, take, to_come
 from toolkit.weights.shape import shape_problem
-from toolkit.weights.source import Source
 from toolkit.weights.store import (
     OLD,
     PART,

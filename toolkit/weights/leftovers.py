@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from toolkit.service.files import json_bytes, read_json, replace_file
+from toolkit.files import json_bytes, read_json, replace_file
 from toolkit.weights.listing import Listing
 from toolkit.weights.store import Mark, read_marker, status_of
 

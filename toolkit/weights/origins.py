@@ -14,8 +14,8 @@ from typing import Any
 from urllib.parse import quote, urljoin
 
 from toolkit.errors import ConfigError, ToolkitError
+from toolkit.profile.source import Source
 from toolkit.weights.listing import WEIGHTS, File, Listing, checked, is_pickled, path_problem
-from toolkit.weights.source import Source
 from toolkit.weights.web import BROKEN, RefusedError, Web, reason, strong_tag
 
 HUB = "https://huggingface.co"

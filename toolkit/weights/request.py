@@ -10,9 +10,9 @@ from typing import Any
 
 from toolkit.errors import ConfigError
 from toolkit.layout import Layout
+from toolkit.profile.source import endpoint_problem, parse
 from toolkit.weights.bring import Terms
 from toolkit.weights.origins import HUB, Origin, Peer
-from toolkit.weights.source import endpoint_problem, parse
 
 RUN = Path("/run")  # in memory (file-hierarchy(7)): what holds a token or a key is on no disk
 _DIGITS = 16

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from toolkit.build.libraries.detached import may_detach
 from toolkit.errors import ToolkitError
-from toolkit.service.files import replace_file
+from toolkit.files import replace_file
+from toolkit.service.detached import may_detach
 from toolkit.service.transient import start_program
 from toolkit.weights.origins import Peer
 from toolkit.weights.pace import Tell

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import ToolkitError
-from toolkit.service.files import json_bytes, read_json, replace_file
+from toolkit.files import json_bytes, read_json, replace_file
 
 MARKER = ".weights.json"
 PART = ".part"

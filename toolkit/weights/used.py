@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import ConfigError, ToolkitError
+from toolkit.files import read_json
 from toolkit.layout import Layout
-from toolkit.service.files import read_json
-from toolkit.weights.source import is_remote, parse
+from toolkit.profile.source import is_remote, parse
 from toolkit.weights.store import PART, alone, damage, read_marker, status_of
 
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*@[A-Za-z0-9][A-Za-z0-9._-]*")

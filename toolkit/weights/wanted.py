@@ -1,4 +1,4 @@
-"""The checkpoints that a profile asks for: where they lie, what is missing of them, and having them."""
+"""The checkpoints that a profile asks for: what is missing of them, and having them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolkit.errors import ToolkitError
-from toolkit.layout import Layout
-from toolkit.profile.schema import Checkpoint, Profile
+from toolkit.profile.checkpoints import sources_of
+from toolkit.profile.schema import Profile
 from toolkit.weights.pace import size_words
-from toolkit.weights.source import Source
-
-_ROLES = ("target", "drafter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,27 +50,6 @@ def _line(item: Mapping[str, Any]) -> str:
     size = "of unknown size" if item["bytes"] is None else size_words(item["bytes"])
     problem = f"; its source cannot be asked from here: {item['problem']}" if item["problem"] else ""
     return f"{item['folder']}: {item['why']}; {size} from {item['from']}{problem}"
-
-
-def sources_of(profile: Profile) -> dict[str, Source]:
-    """The sources of a profile that are fetched, by role."""
-    found = {}
-    for role in _ROLES:
-        checkpoint: Checkpoint | None = getattr(profile.model, role)
-        if checkpoint is not None and checkpoint.remote is not None:
-            found[role] = checkpoint.remote
-    return found
-
-
-def located(profile: Profile, layout: Layout) -> Profile:
-    """The profile with folders on the host in place of sources that are fetched there."""
-    folders = {
-        role: Checkpoint(source=str(layout.models / source.folder))
-        for role, source in sources_of(profile).items()
-    }
-    if not folders:
-        return profile
-    return profile.model_copy(update={"model": profile.model.model_copy(update=folders)})
 
 
 def requests(profile: Profile) -> list[dict[str, Any]]:

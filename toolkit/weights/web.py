@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from toolkit import __version__
 from toolkit.errors import ToolkitError
-from toolkit.weights.source import trustworthy
+from toolkit.profile.source import trustworthy
 
 SILENCE = 60.0
 _MOST = 64 << 20  # bytes of a listing

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from toolkit.build.libraries.detached import may_detach, watch
 from toolkit.errors import ToolkitError
-from toolkit.service.files import replace_file
+from toolkit.files import replace_file
+from toolkit.service.detached import may_detach, watch
 from toolkit.weights import used
 from toolkit.weights.bring import KEPT_FREE, bring, refuse_other
 from toolkit.weights.listing import Listing

@@ -14,12 +14,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from toolkit.build.libraries.detached import may_detach, watch
 from toolkit.build.libraries.install import ensure
-from toolkit.build.libraries.lock import lock_of
 from toolkit.build.libraries.place import place_in
+from toolkit.build.lock import lock_of
 from toolkit.errors import ToolkitError
 from toolkit.layout import Layout
+from toolkit.service.detached import may_detach, watch
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolkit.build.libraries.lock import CUDA, Lock, needs_cuda
+from toolkit.build.lock import CUDA, Lock, needs_cuda
 from toolkit.errors import ToolkitError
 
 MARKER = "libraries.json"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from toolkit.build.libraries.install import Place
-from toolkit.build.libraries.lock import Lock
-from toolkit.build.wheels.store import Store
+from toolkit.build.lock import Lock
+from toolkit.build.wheel_store import Store
 from toolkit.layout import Layout
 
 

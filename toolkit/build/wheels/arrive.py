@@ -18,11 +18,11 @@ from typing import Any
 from zipfile import BadZipFile
 
 from toolkit.build.libraries.install import damage
-from toolkit.build.libraries.lock import Lock, needs_cuda
-from toolkit.build.wheels.store import Store, Wheel, sha256_of
+from toolkit.build.lock import Lock, needs_cuda
+from toolkit.build.wheel_store import Store, Wheel, sha256_of
 from toolkit.errors import ToolkitError
+from toolkit.files import fsync_dir, replace_file
 from toolkit.layout import Layout
-from toolkit.service.files import fsync_dir, replace_file
 from toolkit.weights.reserve import full
 from toolkit.weights.store import alone
 

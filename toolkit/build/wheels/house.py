@@ -12,9 +12,9 @@ from pathlib import Path
 from packaging.tags import Tag
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from toolkit.build.libraries.lock import CUDA, Lock, needs_cuda
+from toolkit.build.lock import CUDA, Lock, needs_cuda
+from toolkit.build.wheel_store import Wheel, pin_of, sha256_of
 from toolkit.build.wheelhouse import CHECKSUMS, Target, checksums
-from toolkit.build.wheels.store import Wheel, pin_of, sha256_of
 from toolkit.errors import ConfigError, ToolkitError
 
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")

@@ -18,7 +18,7 @@ from toolkit.doctor.checks.measured import (
 from toolkit.doctor.facts import Facts
 from toolkit.doctor.finding import Result, bad, good, skipped, warning
 from toolkit.doctor.load.record import bus_bandwidth, reductions, smallest
-from toolkit.doctor.load.result import Load
+from toolkit.doctor.load_result import Load
 from toolkit.doctor.wanted import Wanted
 
 _NCCL = (

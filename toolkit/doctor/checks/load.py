@@ -24,7 +24,7 @@ from toolkit.doctor.checks.measured import (
 )
 from toolkit.doctor.facts import Facts
 from toolkit.doctor.finding import Result, bad, good, skipped, warning
-from toolkit.doctor.load.result import Load
+from toolkit.doctor.load_result import Load
 from toolkit.doctor.parse.pci import bridges_above
 from toolkit.doctor.parse.smi import Gpu
 from toolkit.doctor.wanted import Wanted

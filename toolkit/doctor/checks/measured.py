@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from toolkit.doctor.facts import Facts
 from toolkit.doctor.finding import Result, bad, warning
 from toolkit.doctor.load.record import figures
-from toolkit.doctor.load.result import Load, Run
+from toolkit.doctor.load_result import Load, Run
 from toolkit.doctor.wanted import Wanted
 from toolkit.hardware.catalogue import find_gpu
 

@@ -20,7 +20,7 @@ from typing import Any
 from toolkit.doctor.load.confine import Way
 from toolkit.doctor.load.measure import groups_of, measured
 from toolkit.doctor.load.record import figures
-from toolkit.doctor.load.result import Load
+from toolkit.doctor.load_result import Load
 from toolkit.doctor.parse.smi import parse_smi
 from toolkit.doctor.programs import ask
 

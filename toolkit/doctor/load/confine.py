@@ -18,10 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from toolkit.build.libraries.detached import may_detach
-from toolkit.doctor.load.result import Left
+from toolkit.doctor.load_result import Left
 from toolkit.doctor.programs import ask
 from toolkit.service import cgroups
+from toolkit.service.detached import may_detach
 from toolkit.service.leftovers import COOKIE, kill_all
 from toolkit.service.processes import read_stat
 

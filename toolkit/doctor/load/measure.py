@@ -10,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from toolkit.build.bootstrap import REMEMBERED
 from toolkit.doctor.facts import Facts
 from toolkit.doctor.load import record
 from toolkit.doctor.load.confine import Way
-from toolkit.doctor.load.result import Load, Run, read_copies, read_reduced
 from toolkit.doctor.load.run import measure as run
+from toolkit.doctor.load_result import Load, Run, read_copies, read_reduced
 from toolkit.doctor.parse.smi import Gpu
 from toolkit.doctor.sandbox import user_for
 from toolkit.doctor.users import users_of
@@ -22,7 +23,6 @@ from toolkit.doctor.wanted import Wanted
 from toolkit.errors import ToolkitError
 from toolkit.layout import TOOL, Layout
 from toolkit.release.lock import Lock
-from toolkit.remote.bootstrap import REMEMBERED
 
 _NO_TORCH = "deploy the profile, or run playbooks/build.yml, which bring it; or set host.python"
 

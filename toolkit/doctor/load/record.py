@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from toolkit.doctor.load.result import Load
-from toolkit.service.files import json_bytes, make_private, read_json, replace_file
+from toolkit.doctor.load_result import Load
+from toolkit.files import json_bytes, make_private, read_json, replace_file
 
 _KEPT = 10
 _WAYS = (("to", "to"), ("back", "from"))

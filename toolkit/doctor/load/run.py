@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.doctor.load.confine import Way, confined
-from toolkit.doctor.load.result import End, Left, Run
+from toolkit.doctor.load_result import End, Left, Run
 
 _FOLDER = Path(__file__).parent
 _PACKAGE = "toolkit.doctor.load"

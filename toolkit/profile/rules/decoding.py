@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from toolkit.memory.estimate import named_shape
+from toolkit.profile.memory.estimate import named_shape
 from toolkit.profile.rules.finding import Finding, doubt, error
 from toolkit.profile.rules.tables import BACKEND_REASONS, TREE_ARGUMENTS, TREE_BACKENDS
 from toolkit.profile.schema import Profile

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from toolkit.hardware.catalogue import find_gpu
-from toolkit.memory.estimate import named_shape
-from toolkit.memory.shapes import Shape
+from toolkit.profile.memory.estimate import named_shape
+from toolkit.profile.memory.shapes import Shape
 from toolkit.profile.rules.finding import Finding, error
 from toolkit.profile.rules.tables import (
     BACKEND_ATTENTION,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from toolkit.memory.estimate import GIB, Estimate, estimate, named_shape
-from toolkit.memory.shapes import Shape, shapes
+from toolkit.profile.memory.estimate import GIB, Estimate, estimate, named_shape
+from toolkit.profile.memory.shapes import Shape, shapes
 from toolkit.profile.rules.finding import Finding, doubt, error
 from toolkit.profile.schema import Profile
 

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.build.environment import Environment, environment_under, locked_environment
-from toolkit.build.libraries.detached import may_detach, watch
 from toolkit.build.libraries.install import damage, ensure
-from toolkit.build.libraries.lock import Lock, lock_of
 from toolkit.build.libraries.place import place_in
-from toolkit.build.wheels.store import Store
+from toolkit.build.lock import Lock, lock_of
+from toolkit.build.wheel_store import Store
 from toolkit.errors import ToolkitError
 from toolkit.layout import Layout
 from toolkit.profile.schema import Profile
+from toolkit.service.detached import may_detach, watch
 
 
 def lock_for(profile: Profile) -> Lock | None:

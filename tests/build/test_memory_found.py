@@ -5,10 +5,10 @@ import json
 import pytest
 
 from tests.sglang.checkpoints import KIMI_DFLASH, KIMI_INT4, QWEN3, QWEN3_DFLASH
+from toolkit.build.memory_found import check_checkpoints
 from toolkit.errors import ConfigError, ToolkitError
-from toolkit.memory.found import check_checkpoints
-from toolkit.memory.shapes import shapes
 from toolkit.profile.loading import load_profile
+from toolkit.profile.memory.shapes import shapes
 
 
 def checkpoint(folder, config, size):

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from toolkit.errors import ToolkitError
-from toolkit.memory.shapes import expert_bytes, shape_from_config, shape_of, shapes
-from toolkit.memory.weights import stage_layers, weight_bytes
+from toolkit.profile.memory.shapes import expert_bytes, shape_from_config, shape_of, shapes
+from toolkit.profile.memory.weights import stage_layers, weight_bytes
 
-BUNDLED = Path(__file__).parents[2] / "toolkit/ddtree/bundled"
+BUNDLED = Path(__file__).parents[3] / "toolkit/ddtree/bundled"
 MARK = re.compile(r"(measured|sourced|unverified): \S.*")
 KIMI = shapes()["kimi-k2.6-int4"]
 INT4 = {"num_bits": 4, "type": "int", "group_size": 32}

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolkit.build.libraries.lock import Lock, engines, lock_of
+from toolkit.build.lock import Lock, engines, lock_of
 from toolkit.errors import ToolkitError
+from toolkit.files import flocked
 from toolkit.layout import Layout
-from toolkit.service.files import flocked
 from toolkit.weights.listing import File
 from toolkit.weights.reserve import free_below, shortage, take, to_come
 

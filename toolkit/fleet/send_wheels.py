@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolkit.build.libraries.lock import Lock
+from toolkit.build.lock import Lock
+from toolkit.build.wheel_store import Wheel
 from toolkit.build.wheelhouse import Target
 from toolkit.build.wheels.house import House
-from toolkit.build.wheels.store import Wheel
 from toolkit.errors import ToolkitError, UnreachableError
-from toolkit.hostside.protocol import error_from_json
 from toolkit.inventory.host import Host
 from toolkit.layout import Layout
 from toolkit.remote.agent import Agent, module_on
+from toolkit.remote.protocol import error_from_json
 from toolkit.weights.pace import Meter, size_words
 
 MODULE = "toolkit.build.wheels"

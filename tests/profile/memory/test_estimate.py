@@ -2,9 +2,9 @@
 
 import pytest
 
-from toolkit.memory.estimate import GIB, estimate
-from toolkit.memory.layouts import as_json, layouts, table
-from toolkit.memory.shapes import shapes
+from toolkit.profile.memory.estimate import GIB, estimate
+from toolkit.profile.memory.layouts import as_json, layouts, table
+from toolkit.profile.memory.shapes import shapes
 from toolkit.profile.schema import Parallelism, Profile
 
 B300 = "NVIDIA B300 SXM6 AC"

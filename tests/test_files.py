@@ -7,8 +7,7 @@ import pytest
 import yaml
 
 from toolkit.errors import ConfigError
-from toolkit.service import ports
-from toolkit.service.files import (
+from toolkit.files import (
     Record,
     make_private,
     read_json,
@@ -17,6 +16,7 @@ from toolkit.service.files import (
     temporaries,
     write_new,
 )
+from toolkit.service import ports
 from toolkit.service.manager import Leftover
 from toolkit.service.processes import ProcessId, boot_id, descendants, identify, read_stat
 from toolkit.service.secrets import stored_secrets, write_secrets
@@ -195,7 +195,7 @@ def test_a_temporary_file_that_was_cleared_away_is_written_again(tmp_path, monke
             assert temporaries(tmp_path, "record.json") == [temporary]
             temporary.unlink()
 
-    monkeypatch.setattr("toolkit.service.files.write_new", write_and_lose)
+    monkeypatch.setattr("toolkit.files.write_new", write_and_lose)
     replace_file(path, b"new")
     assert path.read_bytes() == b"new"
     assert len(written) == 2

@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 from toolkit.errors import ToolkitError
-from toolkit.service.files import replace_file
+from toolkit.files import replace_file
 
 FOLDER = Path("/opt/ddtoolkit/bin")
 LINK = Path("/usr/local/bin/ddtoolkit")

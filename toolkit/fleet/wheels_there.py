@@ -9,12 +9,12 @@ from packaging.tags import Tag
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
-from toolkit.build.libraries.lock import CUDA, Lock
+from toolkit.build.lock import CUDA, Lock
 from toolkit.build.wheelhouse import Target
 from toolkit.errors import ConfigError, ToolkitError
-from toolkit.hostside.protocol import error_from_json
 from toolkit.inventory.host import Host
 from toolkit.remote.agent import module_on
+from toolkit.remote.protocol import error_from_json
 
 MODULE = "toolkit.build.wheels"
 _SHOWN = 3

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from toolkit.hardware.catalogue import Gpu, find_gpu
-from toolkit.memory.shapes import Shape, shapes
-from toolkit.memory.weights import stage_layers, weight_bytes
+from toolkit.profile.memory.shapes import Shape, shapes
+from toolkit.profile.memory.weights import stage_layers, weight_bytes
 from toolkit.profile.schema import Parallelism, Profile
 
 MIB, GIB = 1 << 20, 1 << 30

@@ -13,9 +13,9 @@ from typing import Any
 
 import toolkit
 from toolkit.errors import ToolkitError, UnreachableError
-from toolkit.hostside.protocol import error_from_json
 from toolkit.inventory.host import Host
 from toolkit.remote.agent import run_module
+from toolkit.remote.protocol import error_from_json
 
 _MODULE = "toolkit.weights"
 _PATIENCE = 300.0  # seconds in which a host that was lost may come back

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from toolkit.errors import ConfigError, Problem, ToolkitError
-from toolkit.memory.estimate import GIB, estimate, named_shape
-from toolkit.memory.shapes import Shape, shape_of
-from toolkit.memory.weights import weight_bytes
+from toolkit.profile.memory.estimate import GIB, estimate, named_shape
+from toolkit.profile.memory.shapes import Shape, shape_of
+from toolkit.profile.memory.weights import weight_bytes
 from toolkit.profile.nodes import format_path
 from toolkit.profile.rules.spread import spread_findings
 from toolkit.profile.schema import Checkpoint, Profile

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import ConfigError, ToolkitError
+from toolkit.fleet.checkpoints import ask
 from toolkit.fleet.many import at_once
 from toolkit.fleet.results import HostResult
 from toolkit.inventory.host import Host
+from toolkit.profile.source import Source
 from toolkit.weights.certificate import one_time_certificate
-from toolkit.weights.hosts import ask
 from toolkit.weights.request import wish_of
-from toolkit.weights.source import Source
 from toolkit.weights.wanted import Lacking
 
 NO_SEED = "none"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from toolkit.errors import ConfigError
 
-LOCKS = Path(__file__).resolve().parents[1] / "locks"
+LOCKS = Path(__file__).resolve().with_name("locks")
 CONTROL = "control"  # the lock of the machine that deploys; every other one is an engine's
 CUDA = ("nvidia-", "cuda-", "triton")  # how the names begin of what only a torch with CUDA asks for
 _NEEDS_CUDA = re.compile(r"^Requires-Dist: (?:nvidia|cuda)-", re.MULTILINE)

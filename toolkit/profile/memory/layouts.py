@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from toolkit.memory.estimate import GIB, Estimate, estimate, named_shape
+from toolkit.profile.memory.estimate import GIB, Estimate, estimate, named_shape
 from toolkit.profile.schema import Parallelism, Profile
 
 PLAIN = "no speculation"

@@ -8,8 +8,8 @@ import tarfile
 from functools import cache
 from pathlib import Path
 
+from toolkit.build.bootstrap import DIGITS
 from toolkit.build.environment import package_digest
-from toolkit.remote.bootstrap import DIGITS
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _FASTEST = 1  # most of it is model weights, which do not compress

@@ -8,7 +8,7 @@ Pipeline stages hold consecutive layers, the last ones one more (`distributed.ut
 
 from __future__ import annotations
 
-from toolkit.memory.shapes import Shape
+from toolkit.profile.memory.shapes import Shape
 
 
 def weight_bytes(shape: Shape, tp: int, pp: int = 1) -> int:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from toolkit.weights.source import Source, is_remote, parse, trustworthy
+from toolkit.profile.source import Source, is_remote, parse, trustworthy
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
