@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +16,10 @@ from toolkit.fleet.results import HostResult
 from toolkit.plan.steps import Desired, Observed, make_plan
 from toolkit.profile.schema import Profile
 from toolkit.release.locate import layout_of
+from toolkit.remote.absence import Absence
 from toolkit.remote.agent import NotReadyError, run_module
 from toolkit.service.detached import MODULE
 
-_PATIENCE = 300.0  # seconds in which a host that was lost may come back
-_RETRY = 2.0
 _NOTHING = "nothing of ddtoolkit is there yet"
 _BEGUN = "a deploy was begun there, and has not finished"
 
@@ -120,22 +118,17 @@ def equip(
 
 def _install(bare: Bare, connections: Connections, name: str, tell: TellHost) -> None:
     """Run the installation, and watch it again where the connection breaks: it goes on by itself."""
-    host, end = connections.hosts[name], 0.0
+    host, away = connections.hosts[name], Absence()
 
     def heard(message: dict[str, Any]) -> None:
-        nonlocal end
         if "connected" not in message:
-            end = 0.0  # it is there and at work, however long that takes
+            away.end()
         tell(name, message)
 
     while True:
         try:
             run_module(host, bare.module, heard)
         except UnreachableError as error:
-            end = end or time.monotonic() + _PATIENCE
-            if time.monotonic() > end:
-                raise
-            tell(name, {"line": f"{error.message}; the installation goes on, connecting again"})
-            time.sleep(_RETRY)
+            away.wait(error, "the installation goes on", lambda line: tell(name, line))
         else:
             return

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,11 @@ from typing import Any
 import toolkit
 from toolkit.errors import ToolkitError, UnreachableError
 from toolkit.inventory.host import Host
+from toolkit.remote.absence import Absence
 from toolkit.remote.agent import run_module
 from toolkit.remote.protocol import error_from_json
 
 _MODULE = "toolkit.weights"
-_PATIENCE = 300.0  # seconds in which a host that was lost may come back
-_RETRY = 2.0
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -40,28 +38,22 @@ def ask(host: Host, verb: str, request: Mapping[str, Any], tell: Tell) -> dict[s
     wanted = {**request, "verb": verb}
     if host.local:
         return _here(host.name, wanted, tell)
-    lost = 0.0
+    away = Absence()
+    heard = False
+
+    def passed(value: dict[str, Any]) -> None:
+        nonlocal heard
+        heard = True
+        away.end()
+        tell(value)
+
     while True:
-        heard = False
-
-        def passed(value: dict[str, Any]) -> None:
-            nonlocal heard, lost
-            heard, lost = True, 0.0
-            tell(value)
-
         try:
             return run_module(host, [_MODULE], passed, wanted)
         except UnreachableError as error:
-            if not heard and not lost:
+            if not heard:
                 raise  # it was never there
-            lost = lost or time.monotonic()
-            if time.monotonic() - lost > _PATIENCE:
-                raise UnreachableError(
-                    f"{error.message}; a transfer goes on there by itself",
-                    hint="run the same command again once the host can be reached",
-                ) from error
-            tell({"line": f"{error.message}; connecting again"})
-            time.sleep(_RETRY)
+            away.wait(error, "a transfer goes on there by itself", tell)
 
 
 def _here(name: str, request: dict[str, Any], tell: Tell) -> dict[str, Any]:

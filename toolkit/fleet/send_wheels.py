@@ -19,14 +19,13 @@ from toolkit.build.wheels.house import House
 from toolkit.errors import ToolkitError, UnreachableError
 from toolkit.inventory.host import Host
 from toolkit.layout import Layout
+from toolkit.remote.absence import Absence
 from toolkit.remote.agent import Agent, module_on
 from toolkit.remote.protocol import error_from_json
 from toolkit.weights.pace import Meter, size_words
 
 MODULE = "toolkit.build.wheels"
 _PIECE = 1 << 18
-_PATIENCE = 300.0  # seconds in which a host that was lost may come back
-_RETRY = 2.0
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -109,7 +108,7 @@ def bring(host: Host, order: Order, tell: Tell) -> dict[str, Any]:
         UnreachableError: the host cannot be reached, or was lost for long; what has come stays there.
         ToolkitError: a wheel here is damaged, or the host's disk is full.
     """
-    lost = 0.0
+    away = Absence()
     while True:
         talk: _Talk | None = None
         try:
@@ -117,18 +116,11 @@ def bring(host: Host, order: Order, tell: Tell) -> dict[str, Any]:
                 talk = _Talk(agent, order, tell)
                 return talk.bring()
         except UnreachableError as error:
-            if talk is None and not lost:
+            if talk is None and not away.begun:
                 raise  # it was never there
             if talk is not None and talk.moved:
-                lost = 0.0
-            lost = lost or time.monotonic()
-            if time.monotonic() - lost > _PATIENCE:
-                raise UnreachableError(
-                    f"{error.message}; the wheels that have come stay there",
-                    hint="run the same command again once the host can be reached: it goes on",
-                ) from error
-            tell({"line": f"{error.message}; connecting again"})
-            time.sleep(_RETRY)
+                away.end()
+            away.wait(error, "the wheels that have come stay there", tell)
 
 
 class _Talk:

@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import ToolkitError
+from toolkit.lines import beat, tell
 from toolkit.weights import seeding, work
-
-_BEAT = 5.0
-_writing = threading.Lock()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -34,17 +32,17 @@ def main(arguments: list[str] | None = None) -> int:
             seeding.serve(*args.serve)
             return 0
         if args.in_unit is not None:
-            answer = work.add_in_unit(args.in_unit, _tell)
+            answer = work.add_in_unit(args.in_unit, tell)
         else:
-            threading.Thread(target=_beat, daemon=True).start()
+            threading.Thread(target=beat, daemon=True).start()
             answer = _answer()
     except ToolkitError as error:
-        _tell({"error": error.message, "hint": error.hint, "kind": type(error).__name__})
+        tell({"error": error.message, "hint": error.hint, "kind": type(error).__name__})
         return 1
     except OSError as error:
-        _tell({"error": f"{error.filename or 'weights'}: {error.strerror or error}", "hint": None})
+        tell({"error": f"{error.filename or 'weights'}: {error.strerror or error}", "hint": None})
         return 1
-    _tell(answer)
+    tell(answer)
     return 0
 
 
@@ -54,22 +52,7 @@ def _answer() -> dict[str, Any]:
         verb = work.VERBS[request["verb"]]
     except (ValueError, KeyError, TypeError):
         raise ToolkitError("the request is no JSON object with a known `verb`") from None
-    return verb(request, _tell)
-
-
-def _beat() -> None:
-    while not threading.Event().wait(_BEAT):
-        _tell({"beat": 1})
-
-
-def _tell(value: dict[str, Any]) -> None:
-    """Write one line, whole, whichever thread tells it; end when nobody listens any more."""
-    try:
-        with _writing:
-            sys.stdout.write(json.dumps(value) + "\n")
-            sys.stdout.flush()
-    except BrokenPipeError:
-        os._exit(1)
+    return verb(request, tell)
 
 
 if __name__ == "__main__":

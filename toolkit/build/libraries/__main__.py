@@ -9,16 +9,15 @@ whoever asks next watches it too.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from toolkit.build.libraries.install import ensure
 from toolkit.build.libraries.place import place_in
 from toolkit.build.lock import lock_of
 from toolkit.errors import ToolkitError
 from toolkit.layout import Layout
+from toolkit.lines import tell
 from toolkit.service.detached import may_detach, watch
 
 
@@ -35,21 +34,17 @@ def main(arguments: list[str] | None = None) -> int:
         lock = lock_of(args.engine)
         place = place_in(layout, lock, args.wheelhouse)
         if args.in_unit or not may_detach():
-            changed = ensure(lock, place, lambda text: _tell({"line": text}))
+            changed = ensure(lock, place, lambda text: tell({"line": text}))
         else:
             words = [args.engine, "--in-unit"]
             words += [] if args.root is None else ["--root", str(args.root)]
             words += [] if args.wheelhouse is None else ["--wheelhouse", str(args.wheelhouse)]
-            return watch(lock.folder_name, words, layout.state, _tell)
+            return watch(lock.folder_name, words, layout.state, tell)
     except ToolkitError as error:
-        _tell({"error": error.message, "hint": error.hint})
+        tell({"error": error.message, "hint": error.hint})
         return 1
-    _tell({"changed": changed, "folder": str(place.environments / lock.folder_name)})
+    tell({"changed": changed, "folder": str(place.environments / lock.folder_name)})
     return 0
-
-
-def _tell(value: dict[str, Any]) -> None:
-    print(json.dumps(value), flush=True)
 
 
 if __name__ == "__main__":

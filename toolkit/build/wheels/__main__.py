@@ -11,14 +11,12 @@ import os
 import sys
 import threading
 import time
-from typing import Any
 
 from toolkit.build.wheels.arrive import Session
 from toolkit.errors import ToolkitError
+from toolkit.lines import BEAT, tell
 
-_BEAT = 5.0
 _SILENCE = 30.0
-_writing = threading.Lock()
 
 
 class _Input:
@@ -50,15 +48,15 @@ def main() -> int:
     os.umask(0o022)
     source = _Input()
     threading.Thread(target=_watch, args=(source,), daemon=True).start()
-    session = Session(source.read, _tell)
+    session = Session(source.read, tell)
     try:
         while line := source.line():
             session.answer(json.loads(line))
     except ToolkitError as error:
-        _tell({"error": error.message, "hint": error.hint, "kind": type(error).__name__})
+        tell({"error": error.message, "hint": error.hint, "kind": type(error).__name__})
         return 1
     except (KeyError, TypeError, ValueError) as error:
-        _tell({"error": f"no request about wheels: {error}", "hint": None})
+        tell({"error": f"no request about wheels: {error}", "hint": None})
         return 1
     finally:
         session.close()
@@ -67,21 +65,11 @@ def main() -> int:
 
 def _watch(source: _Input) -> None:
     while True:
-        time.sleep(_BEAT)
+        time.sleep(BEAT)
         since = source.waiting_since
         if since is not None and time.monotonic() - since > _SILENCE:
             os._exit(1)
-        _tell({"beat": 1})
-
-
-def _tell(value: dict[str, Any]) -> None:
-    """Write one line, whole, whichever thread tells it; end when nobody listens any more."""
-    try:
-        with _writing:
-            sys.stdout.write(json.dumps(value) + "\n")
-            sys.stdout.flush()
-    except BrokenPipeError:
-        os._exit(1)
+        tell({"beat": 1})
 
 
 if __name__ == "__main__":
