@@ -8,7 +8,7 @@ import pytest
 
 from toolkit.acceptance.checks import CHECKS
 from toolkit.acceptance.checks.equality import same_tokens
-from toolkit.acceptance.endpoint import EndpointError
+from toolkit.acceptance.exchange import EndpointError
 from toolkit.acceptance.probing import Output
 
 RUN = {check.name: check.run for check in CHECKS}

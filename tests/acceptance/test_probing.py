@@ -2,7 +2,7 @@
 
 import pytest
 
-from toolkit.acceptance.endpoint import EndpointError, Generation
+from toolkit.acceptance.exchange import EndpointError, Generation
 from toolkit.acceptance.probing import (
     Difference,
     Judgement,

@@ -10,7 +10,8 @@ import time
 import pytest
 
 from toolkit.acceptance import Settings, load_report, report_from_json, run_acceptance
-from toolkit.acceptance.endpoint import Endpoint, EndpointError
+from toolkit.acceptance.endpoint import Endpoint
+from toolkit.acceptance.exchange import EndpointError
 from toolkit.acceptance.report import judge, write_json
 from toolkit.acceptance.result import CheckResult
 from toolkit.acceptance.table import print_report

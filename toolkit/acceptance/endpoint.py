@@ -10,128 +10,31 @@ import json
 import ssl
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import httpx
 
+from toolkit.acceptance.exchange import Ask, EndpointError, Generation, Identity, TimeUpError
+from toolkit.acceptance.formats import (
+    NativePieces,
+    OpenAIPieces,
+    native_body,
+    native_identity,
+    openai_body,
+    read_native,
+    read_openai,
+)
 from toolkit.errors import ToolkitError
 
-Prompt = str | tuple[int, ...]
-Kind = Literal["embedded", "sglang", "vllm", "openai"]
 Way = Literal["whole", "completions", "native_stream", "openai_stream"]
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _KEEP_IDLE = 2.0
-
-
-class EndpointError(ToolkitError):
-    """The server did not answer as asked.
-
-    Args:
-        message: what was asked and what came back.
-        status: HTTP status, or None where no answer came.
-    """
-
-    def __init__(self, message: str, *, status: int | None = None, hint: str | None = None) -> None:
-        super().__init__(message, hint=hint)
-        self.status = status
-
-    @property
-    def refused(self) -> bool:
-        """Whether the server understood and said no (4xx)."""
-        return self.status is not None and 400 <= self.status < 500
-
-    @property
-    def gone(self) -> bool:
-        """Whether the server no longer serves: no answer, or a word that there is none (502, 503, 504)."""
-        return self.status is None or self.status in (502, 503, 504)
-
-
-class TimeUpError(ToolkitError):
-    """The time limit of the whole acceptance is reached."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """One generation request.
-
-    Attributes:
-        prompt: text, or token ids where the server takes them.
-        max_new_tokens: tokens to generate; the end-of-text token does not end it where the server can
-            be told so.
-        temperature: 0 is greedy.
-        seed: sampling seed.
-        tree: per-request tree limits (`budget`, `topk_cap`, `expansion`); None takes the server's own.
-        salt: cache salt; requests with different salts share no prefix K/V. None sends none.
-        logit_bias: added to the logits, by token id.
-    """
-
-    prompt: Prompt
-    max_new_tokens: int
-    temperature: float = 0.0
-    seed: int | None = None
-    tree: Mapping[str, Any] | None = None
-    salt: str | None = None
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """What came back for one request.
-
-    Attributes:
-        text: generated text.
-        output_ids: generated tokens, or None where the server does not tell them.
-        prompt_ids: the prompt's tokens, where the server tells them.
-        prompt_tokens: tokens of the prompt, or None.
-        completion_tokens: generated tokens, or None.
-        cached_tokens: prompt tokens whose K/V came from a prefix cache, or None.
-        verify_steps: speculative verify steps, or None.
-        correct_drafts: steps by number of matched draft tokens (index 0: none matched), or None.
-        seconds: from sending to the last byte.
-        first_token_seconds: from sending to the first token; streamed requests only.
-    """
-
-    text: str
-    output_ids: tuple[int, ...] | None = None
-    prompt_ids: tuple[int, ...] | None = None
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    cached_tokens: int | None = None
-    verify_steps: int | None = None
-    correct_drafts: tuple[int, ...] | None = None
-    seconds: float = 0.0
-    first_token_seconds: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What stands behind the URL.
-
-    Attributes:
-        kind: which server, as far as it tells.
-        version: the server's version, "" where it tells none.
-        model: name under which the model is served.
-        algorithm: speculative algorithm in capitals, "NONE" without one, None where unknown.
-        block_size: drafted slots, bonus token included.
-        budget: tree nodes without the root.
-        topk_cap: the server's cap on candidates of one slot.
-        dtype: "float32", "bfloat16", ..., None where unknown.
-    """
-
-    kind: Kind
-    version: str = ""
-    model: str = "default"
-    algorithm: str | None = None
-    block_size: int | None = None
-    budget: int | None = None
-    topk_cap: int | None = None
-    dtype: str | None = None
 
 
 class Endpoint:
@@ -310,7 +213,7 @@ class Endpoint:
         version = self.get_json("/version") if info is None else None
         name = str(served.get("id", "default"))
         if isinstance(info, dict):
-            self.identity = _native_identity(info, name)
+            self.identity = native_identity(info, name)
         elif served.get("owned_by") == "vllm" or (isinstance(version, dict) and "version" in version):
             self.identity = Identity("vllm", version=str((version or {}).get("version", "")), model=name)
         elif served:
@@ -350,9 +253,10 @@ class Endpoint:
             TimeUpError: the deadline is reached.
         """
         native = way == "native_stream" or (way == "whole" and self.native)
-        path, body = (
-            ("/generate", _native_body(ask)) if native else ("/v1/completions", self._openai_body(ask))
-        )
+        if native:
+            path, body = "/generate", native_body(ask)
+        else:
+            path, body = "/v1/completions", openai_body(ask, self.identity, self.salt_field)
         if way in ("native_stream", "openai_stream"):
             return self._stream(path, body, native=native)
         start = time.monotonic()
@@ -367,7 +271,7 @@ class Endpoint:
             EndpointError: as `generate`; the whole list fails with one of its requests.
             TimeUpError: the deadline is reached.
         """
-        bodies = [_native_body(ask) for ask in asks]
+        bodies = [native_body(ask) for ask in asks]
         body: dict[str, Any] = {
             name: [one[name] for one in bodies] for name in ("input_ids", "sampling_params")
         }
@@ -386,7 +290,7 @@ class Endpoint:
         body["stream"] = True
         if not native:
             body["stream_options"] = {"include_usage": True}
-        join = _NativePieces() if native else _OpenAIPieces()
+        join = NativePieces() if native else OpenAIPieces()
         start = time.monotonic()
         first: float | None = None
         for piece in self._events(path, body):
@@ -420,28 +324,9 @@ class Endpoint:
         except ValueError:
             raise EndpointError(f"{self.url}: {what} sent an event that is no JSON", status=200) from None
 
-    def _openai_body(self, ask: Ask) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "model": self.identity.model,
-            "prompt": ask.prompt if isinstance(ask.prompt, str) else list(ask.prompt),
-            "max_tokens": ask.max_new_tokens,
-            "temperature": ask.temperature,
-        }
-        if ask.seed is not None:
-            body["seed"] = ask.seed
-        if ask.logit_bias:
-            body["logit_bias"] = {str(token): bias for token, bias in ask.logit_bias.items()}
-        if self.identity.kind != "openai":
-            body["ignore_eos"] = True
-        if self.identity.kind in ("embedded", "vllm"):
-            body["return_token_ids"] = True
-        if ask.salt is not None and self.salt_field is not None:
-            body[self.salt_field] = ask.salt
-        return body
-
     def _read(self, answer: Any, *, native: bool) -> Generation:
         try:
-            return _read_native(answer) if native else _read_openai(answer)
+            return read_native(answer) if native else read_openai(answer)
         except (KeyError, IndexError, TypeError, ValueError):
             raise EndpointError(
                 f"{self.url}: the answer to a generation request lacks something: {str(answer)[:200]}",
@@ -479,138 +364,3 @@ class Endpoint:
             if not error.refused and error.status not in (301, 302, 307, 308):
                 raise
             return None
-
-
-class _NativePieces:
-    """Puts a `/generate` stream together: pieces are cumulative, or deltas with incremental output."""
-
-    def __init__(self) -> None:
-        self.text = ""
-        self.ids: list[int] = []
-        self.meta: dict[str, Any] = {}
-
-    def add(self, piece: Any) -> None:
-        if not isinstance(piece, dict) or "error" in piece:
-            raise EndpointError(f"the stream carried an error: {str(piece)[:200]}", status=500)
-        ids = list(piece.get("output_ids") or [])
-        self.meta = piece.get("meta_info") or {}
-        done = self.meta.get("completion_tokens")
-        if done is None or len(ids) == done:
-            self.text, self.ids = str(piece.get("text", "")), ids
-        else:
-            self.text += str(piece.get("text", ""))
-            self.ids += ids
-
-    @property
-    def started(self) -> bool:
-        return bool(self.ids or self.text)
-
-    @property
-    def ended(self) -> bool:
-        return self.meta.get("finish_reason") is not None
-
-    def whole(self) -> dict[str, Any]:
-        return {"text": self.text, "output_ids": self.ids or None, "meta_info": self.meta}
-
-
-class _OpenAIPieces:
-    """Puts a `/v1/completions` stream together: pieces are deltas, usage comes last."""
-
-    def __init__(self) -> None:
-        self.text = ""
-        self.ids: list[int] = []
-        self.usage: dict[str, Any] = {}
-        self.finish: Any = None
-
-    def add(self, piece: Any) -> None:
-        if not isinstance(piece, dict) or "error" in piece:
-            raise EndpointError(f"the stream carried an error: {str(piece)[:200]}", status=500)
-        for choice in piece.get("choices") or []:
-            self.text += choice.get("text") or ""
-            self.ids += choice.get("token_ids") or []
-            self.finish = choice.get("finish_reason") or self.finish
-        self.usage = piece.get("usage") or self.usage
-
-    @property
-    def started(self) -> bool:
-        return bool(self.ids or self.text)
-
-    @property
-    def ended(self) -> bool:
-        return self.finish is not None
-
-    def whole(self) -> dict[str, Any]:
-        choice = {"text": self.text, "token_ids": self.ids or None, "finish_reason": self.finish}
-        return {"choices": [choice], "usage": self.usage}
-
-
-def _native_identity(info: Mapping[str, Any], name: str) -> Identity:
-    algorithm = info.get("speculative_algorithm")
-    dtype = info.get("dtype")
-    return Identity(
-        kind="embedded" if info.get("engine") == "ddtoolkit" else "sglang",
-        version=str(info.get("version", "")),
-        model=str(info.get("served_model_name") or name),
-        algorithm=str(algorithm).upper() if algorithm else "NONE",
-        block_size=_whole(info.get("speculative_dflash_block_size")),
-        budget=_whole(info.get("speculative_ddtree_budget")),
-        topk_cap=_whole(info.get("speculative_ddtree_topk_cap")),
-        dtype=None if dtype in (None, "auto") else str(dtype),
-    )
-
-
-def _native_body(ask: Ask) -> dict[str, Any]:
-    sampling: dict[str, Any] = {
-        "max_new_tokens": ask.max_new_tokens,
-        "temperature": ask.temperature,
-        "ignore_eos": True,
-    }
-    if ask.seed is not None:
-        sampling["sampling_seed"] = ask.seed
-    if ask.tree is not None:
-        sampling["custom_params"] = {"ddtree": dict(ask.tree)}
-    if ask.logit_bias:
-        sampling["logit_bias"] = {str(token): bias for token, bias in ask.logit_bias.items()}
-    body: dict[str, Any] = {"sampling_params": sampling}
-    if isinstance(ask.prompt, str):
-        body["text"] = ask.prompt
-    else:
-        body["input_ids"] = list(ask.prompt)
-    if ask.salt is not None:
-        body["extra_key"] = ask.salt
-    return body
-
-
-def _read_native(answer: Any) -> Generation:
-    meta = answer["meta_info"]
-    histogram = meta.get("spec_correct_drafts_histogram")
-    return Generation(
-        text=str(answer.get("text") or ""),
-        output_ids=_ids(answer.get("output_ids")),
-        prompt_tokens=_whole(meta.get("prompt_tokens")),
-        completion_tokens=_whole(meta.get("completion_tokens")),
-        cached_tokens=_whole(meta.get("cached_tokens")),
-        verify_steps=_whole(meta.get("spec_verify_ct")),
-        correct_drafts=tuple(int(count) for count in histogram) if histogram else None,
-    )
-
-
-def _read_openai(answer: Any) -> Generation:
-    choice = answer["choices"][0]
-    usage = answer.get("usage") or {}
-    return Generation(
-        text=str(choice.get("text") or ""),
-        output_ids=_ids(choice.get("token_ids")),
-        prompt_ids=_ids(choice.get("prompt_token_ids")),
-        prompt_tokens=_whole(usage.get("prompt_tokens")),
-        completion_tokens=_whole(usage.get("completion_tokens")),
-        cached_tokens=_whole((usage.get("prompt_tokens_details") or {}).get("cached_tokens")),
-    )
-
-
-def _ids(value: Any) -> tuple[int, ...] | None:
-    return None if value is None else tuple(int(token) for token in value)
-
-
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None

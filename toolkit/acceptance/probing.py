@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from toolkit.acceptance.endpoint import Ask, EndpointError, Generation
+from toolkit.acceptance.exchange import Ask, EndpointError, Generation
 
 Isolation = Literal["salt", "flush", "none"]
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.acceptance.checks import CHECKS, Check
-from toolkit.acceptance.endpoint import Endpoint, EndpointError, TimeUpError
+from toolkit.acceptance.endpoint import Endpoint
+from toolkit.acceptance.exchange import EndpointError, TimeUpError
 from toolkit.acceptance.figures import describe_server, figures_of
 from toolkit.acceptance.prompts import load_prompts
 from toolkit.acceptance.report import Report, judge

@@ -15,8 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from toolkit.acceptance.endpoint import Ask, Endpoint, EndpointError, Generation, Identity, Prompt, Way
+from toolkit.acceptance.endpoint import Endpoint, Way
 from toolkit.acceptance.estimates import Estimate, ratio
+from toolkit.acceptance.exchange import Ask, EndpointError, Generation, Identity, Prompt
 from toolkit.acceptance.metrics import COUNTERS, GAUGES, parse_metrics, pick
 from toolkit.acceptance.probing import Isolation, Output, PlainDecoder
 from toolkit.acceptance.prompts import prompts_hash

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from toolkit.acceptance.endpoint import Ask, Generation
+from toolkit.acceptance.exchange import Ask, Generation
 from toolkit.acceptance.result import CheckResult
 from toolkit.acceptance.session import Session
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from toolkit.acceptance.endpoint import EndpointError
+from toolkit.acceptance.exchange import EndpointError
 from toolkit.acceptance.result import CheckResult
 from toolkit.acceptance.session import Session
 

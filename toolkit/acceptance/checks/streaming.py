@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from toolkit.acceptance.checks.equality import same_tokens
-from toolkit.acceptance.endpoint import Ask, Generation, Way
+from toolkit.acceptance.endpoint import Way
+from toolkit.acceptance.exchange import Ask, Generation
 from toolkit.acceptance.result import CheckResult
 from toolkit.acceptance.session import Session
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from toolkit.acceptance.checks.equality import same_tokens
-from toolkit.acceptance.endpoint import EndpointError
 from toolkit.acceptance.estimates import paired_difference
+from toolkit.acceptance.exchange import EndpointError
 from toolkit.acceptance.result import CheckResult
 from toolkit.acceptance.session import Session
 
