@@ -254,6 +254,45 @@ def test_a_driver_is_not_replaced_under_what_serves(balancer: Balancer) -> None:
     assert balancer.told() == ""
 
 
+def by_playbook(balancer: Balancer, status: int) -> str:
+    """A run of the playbook alone that may reboot; what it printed."""
+    settings = balancer.inventory.parent / "settings"
+    render = [SCRIPTS / "ddtoolkit", "render", PCIE, "--format", "ansible", "--out", settings]
+    ended([*render, "--set", f"hardware.driver={DRIVER[PCIE]}"], 0)
+    variables = {"ddtoolkit_settings_file": f"{settings}/settings.json", "ddtoolkit_allow_reboot": True}
+    playbook = [SCRIPTS / "ansible-playbook", "-i", balancer.inventory, PLAYBOOKS / "gpu.yml"]
+    return ended([*playbook, "-e", json.dumps(variables)], status).stdout
+
+
+def test_what_apt_cannot_do_drains_nobody(balancer: Balancer, repository: Path) -> None:
+    before, driver = balancer.status()["pid"], f"nvidia-driver-580-server-open_{gpus.NEW}-0ubuntu1_all.deb"
+    (repository / driver).rename(repository / "away")
+    try:
+        said = by_playbook(balancer, 2)
+    finally:
+        (repository / "away").rename(repository / driver)
+    assert re.search(rf"apt cannot do it: [^\"]*{re.escape(driver)}[^\"]*; nothing was installed", said), said
+    assert balancer.told() == ""
+    assert balancer.status()["pid"] == before
+
+
+def test_what_fails_while_the_server_goes_on_serving_puts_the_host_back(balancer: Balancer) -> None:
+    host, before = balancer.host, balancer.status()["pid"]
+    host.root(["dpkg", "--unpack", f"{apt.REPOSITORY}/ninja-build_1.0-1_all.deb"])
+    failing = host.path("/etc/apt/apt.conf.d/99failing")
+    failing.write_text('DPkg::Pre-Invoke {"exit 3";};\n')
+    try:
+        said = by_playbook(balancer, 2)
+    finally:
+        failing.unlink()
+    assert re.search(r"Install packages: .*; what served still serves, so the host was put back", said), said
+    assert balancer.told() == "drain undrain "
+    assert balancer.status()["pid"] == before
+    assert version_of(host, "ninja-build") == "1.0-1"  # it was finished before the host was drained
+    assert not host.path("/var/lib/ddtoolkit/gpu-host.json").exists()
+    balancer.log.write_text("")
+
+
 def test_a_change_of_branch_drains_reboots_and_goes_on_after_its_controller_was_killed(
     balancer: Balancer,
 ) -> None:

@@ -43,12 +43,17 @@ def test_without_a_driver_there_is_nothing_to_prepare():
         require_gpu_host(load_profile("local-cpu").profile)
 
 
-@pytest.fixture
-def module(monkeypatch, tmp_path):
-    path = bundled("playbooks") / "roles" / "gpu_host" / "library" / "gpu_host.py"
-    spec = importlib.util.spec_from_file_location("gpu_host_module", path)
+def loaded(name):
+    path = bundled("playbooks") / "roles" / "gpu_host" / "library" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"{name}_module", path)
     found = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)
+    return found
+
+
+@pytest.fixture
+def module(monkeypatch, tmp_path):
+    found = loaded("gpu_host")
     monkeypatch.setattr(found, "MODULES", tmp_path / "module")
     monkeypatch.setattr(found, "COMMAND_LINE", tmp_path / "cmdline")
     (tmp_path / "cmdline").write_text("quiet iommu=pt\n")
@@ -140,3 +145,41 @@ def test_reasons_for_a_reboot(host, tmp_path):
     (parameters / "uvm_disable_hmm").write_text("Y\n")
     (tmp_path / "cmdline").write_text("quiet iommu=off\n")
     assert list(host(PCIE, [f"{UBUNTU}=580.95.05-1"], loaded=LOADED).reboot()) == []
+
+
+def test_holds_are_taken_off_for_the_simulation_and_of_the_named_packages_alone():
+    stanzas = [
+        f"Package: {name}\nStatus: hold ok installed\nVersion: 1" for name in ("one", "one-two", "two")
+    ]
+    found = loaded("apt_ahead").released("\n\n".join(stanzas) + "\n\n", ["one", "two"]).split("\n\n")
+    assert [" hold " in stanza for stanza in found] == [False, True, False, False]
+    assert found[0] == stanzas[0].replace("hold", "install")
+
+
+def test_apts_reasons_are_told_with_their_packages():
+    output = (
+        "The following packages have unmet dependencies:\n one : Depends: two but it is  not installable\n"
+    )
+    errors = "W: a warning\nE: Unable to correct problems, you have held broken packages.\n"
+    said = "one : Depends: two but it is not installable; "
+    said += "Unable to correct problems, you have held broken packages."
+    assert loaded("apt_ahead").complaint(output, errors) == said
+    assert loaded("apt_ahead").complaint("", "killed\n") == "killed"
+
+
+def test_what_apt_removes_besides_is_told():
+    simulated = "Remv nvidia-fabricmanager-570 [570.1-1]\nRemv site-tool:amd64 [1.0]\nInst two (1.0 apt)\n"
+    assert loaded("apt_ahead").removed(simulated, ["nvidia-fabricmanager-570"]) == ["site-tool"]
+
+
+def test_packages_that_a_cut_off_dpkg_left_are_found(module, monkeypatch, tmp_path, host):
+    shown = "installed ok curl\nunpacked ok nvidia-dkms-580\nconfig-files ok gone\ninstalled reinstreq vim\n"
+    monkeypatch.setattr(module, "output", lambda *command: shown)
+    monkeypatch.setattr(module, "DPKG_UPDATES", tmp_path)
+    there = host(PCIE)
+    assert there.unfinished() == ["nvidia-dkms-580", "vim"]
+    assert list(map(module.of_driver, there.unfinished())) == [True, False]
+    shown = "installed ok curl\n"
+    assert there.unfinished() == []
+    (tmp_path / "0001").touch()
+    assert there.unfinished() == ["dpkg was interrupted"]

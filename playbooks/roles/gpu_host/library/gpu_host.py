@@ -92,6 +92,15 @@ unknown:
   returned: always
   type: list
   elements: str
+unfinished:
+  description: Packages whose installation was cut off, and what else dpkg has to take up again.
+  returned: always
+  type: list
+  elements: str
+unfinished_driver:
+  description: Whether one of them is of the driver.
+  returned: always
+  type: bool
 touches:
   description: Whether that changes the driver or the fabric manager.
   returned: always
@@ -133,6 +142,8 @@ MODPROBE, INITRAMFS = (
     Path("/boot/initrd.img-" + os.uname().release),
 )
 
+DPKG_UPDATES = Path("/var/lib/dpkg/updates")  # what a dpkg that was killed had not yet put into its status
+
 _VERSION = re.compile(r"(?:\d+:)?(\d+(?:\.\d+)+)")
 _FAMILY = re.compile(
     r"(lib)?nvidia-|nvlsm$|cuda-drivers|xserver-xorg-video-nvidia|linux-(modules|objects)-nvidia-"
@@ -170,6 +181,14 @@ def installed_packages() -> dict[str, tuple[str, bool]]:
     return {words[2]: (words[3], words[1] == "hold") for words in lines if words[0] == "installed"}
 
 
+def unfinished_packages() -> list[str]:
+    """Names of packages that are neither installed nor gone, as a dpkg leaves them that was cut off."""
+    shape = "--showformat=${db:Status-Status} ${db:Status-Eflag} ${Package}\n"
+    lines = (line.split(" ") for line in output("dpkg-query", "--show", shape).splitlines())
+    whole = ("installed", "config-files", "not-installed")
+    return [name for status, flag, name in lines if status not in whole or flag != "ok"]
+
+
 def offered(name: str) -> list[str]:
     """Versions of a package that the configured sources have, newest first."""
     return [
@@ -177,6 +196,11 @@ def offered(name: str) -> list[str]:
         for line in output("apt-cache", "madison", name).splitlines()
         if len(words := line.split("|")) > 2
     ]
+
+
+def of_driver(name: str) -> bool:
+    """Whether a package is of NVIDIA's driver."""
+    return _FAMILY.match(name) is not None and _NOT_FAMILY.match(name) is None
 
 
 def read(path: Path) -> str:
@@ -264,7 +288,7 @@ class Host:
 
     def family(self) -> set[str]:
         """Packages of the driver, with the kernel's where its modules come ready built."""
-        found = {name for name in self.packages if _FAMILY.match(name) and not _NOT_FAMILY.match(name)}
+        found = set(filter(of_driver, self.packages))
         for match in filter(None, map(_PREBUILT.match, list(found))):
             found |= {name.format(match[1]) for name in _KERNEL} & set(self.packages)
         return found
@@ -276,6 +300,17 @@ class Host:
     def release(self) -> list[str]:
         """Packages of the driver that are held, where something of it is replaced or removed."""
         return sorted(name for name in self.family() if self.packages[name][1]) if self.touches() else []
+
+    def unfinished(self) -> list[str]:
+        """What a dpkg that was cut off has left to do."""
+        found = unfinished_packages()
+        if (
+            not found
+            and DPKG_UPDATES.is_dir()
+            and any(path.name.isdigit() for path in DPKG_UPDATES.iterdir())
+        ):
+            return ["dpkg was interrupted"]
+        return found
 
     def touches(self) -> bool:
         """Whether the driver or the fabric manager is installed, replaced or removed."""
@@ -342,7 +377,8 @@ def main() -> None:
     driver = host.driver()
     host.fabric_manager(driver)
     host.others()
-    hold, reboot = host.hold(), list(host.reboot())
+    hold, reboot, unfinished = host.hold(), list(host.reboot()), host.unfinished()
+    host.steps += [f"finish what was cut off: {', '.join(unfinished)}"] if unfinished else []
     if hold:
         host.steps.append(f"hold {', '.join(hold)}")
     host.steps += [f"reboot: {reason}" for reason in reboot]
@@ -353,6 +389,8 @@ def main() -> None:
         hold=hold,
         release=host.release(),
         unknown=host.unknown,
+        unfinished=unfinished,
+        unfinished_driver=any(of_driver(name) for name in unfinished),
         touches=host.touches(),
         replaces=host.replaces,
         stale=list(host.stale()),
