@@ -26,7 +26,7 @@ options:
     description: What to do.
     type: str
     required: true
-    choices: [deploy, preflight, doctor, swap, rollback, start, stop, restart, uninstall]
+    choices: [deploy, preflight, doctor, swap, rollback, upgrade, start, stop, restart, uninstall]
   service:
     description: Name of the service, which is the name of its profile.
     type: str
@@ -294,7 +294,7 @@ def change(agent: Agent, given: dict[str, Any], *, check: bool) -> dict[str, Any
     }
     wanted["sets"] = given["set"]
     shown: dict[str, Any] = {"changed": True}
-    if operation in ("swap", "rollback"):
+    if operation in ("swap", "rollback", "upgrade"):
         changes = agent.ask(f"{operation}_preview", wanted)["changes"]
         shown = {
             "changed": bool(changes) or operation == "rollback",
@@ -320,6 +320,7 @@ def main() -> None:
                     "doctor",
                     "swap",
                     "rollback",
+                    "upgrade",
                     "start",
                     "stop",
                     "restart",

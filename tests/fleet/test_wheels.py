@@ -41,7 +41,7 @@ def hosts(*names: str) -> dict[str, Host]:
 
 
 def test_the_plan_says_what_comes_and_that_it_is_installed_from(site):
-    (planned,) = with_wheels(plans("box"), site.order(), hosts("box"), 1)
+    (planned,) = with_wheels(plans("box"), {"box": site.order()}, hosts("box"), 1)
     steps = {step["action"]: step["reasons"] for step in planned.value["plan"]["steps"]}
     assert list(steps) == ["provision", "wheels", "libraries", "build"]
     assert steps["wheels"] == [f"2 files, 3.0 MB, from {site.house} here"]
@@ -49,7 +49,7 @@ def test_the_plan_says_what_comes_and_that_it_is_installed_from(site):
         f"{site.lock.folder_name}: the locked libraries of the mini engine, from {site.store}"
     ]
     site.bring()
-    (planned,) = with_wheels(plans("box"), site.order(), hosts("box"), 1)
+    (planned,) = with_wheels(plans("box"), {"box": site.order()}, hosts("box"), 1)
     assert planned.value["plan"]["steps"][1]["reasons"] == [
         f"0 files, 0 B, from {site.house} here, 2 of 2 are there"
     ]
@@ -57,25 +57,25 @@ def test_the_plan_says_what_comes_and_that_it_is_installed_from(site):
 
 def test_where_no_libraries_are_installed_nothing_comes(site):
     before = plans("box", steps=[STEPS[0]])
-    assert with_wheels(before, site.order(), hosts("box"), 1) == before
-    assert with_wheels(plans("box"), None, hosts("box"), 1) == plans("box")
-    assert bring_wheels(site.order(), hosts("box"), before, lambda *_: None, limit=1) == before
+    assert with_wheels(before, {"box": site.order()}, hosts("box"), 1) == before
+    assert with_wheels(plans("box"), {}, hosts("box"), 1) == plans("box")
+    assert bring_wheels({"box": site.order()}, hosts("box"), before, lambda *_: None, limit=1) == before
 
 
 def test_what_is_damaged_here_is_told_before_any_host_is_touched(site):
-    planned = with_wheels(plans("box"), site.order(), hosts("box"), 1)
-    check_wheels(site.order(), planned)
+    planned = with_wheels(plans("box"), {"box": site.order()}, hosts("box"), 1)
+    check_wheels({"box": site.order()}, planned)
     site.small.write_bytes(site.small.read_bytes() + b"x")
     with pytest.raises(ToolkitError, match=f"{site.small} is damaged"):
-        check_wheels(site.order(), planned)
+        check_wheels({"box": site.order()}, planned)
 
 
 def test_after_a_failure_no_other_host_is_begun(site, tmp_path):
     told: list[str] = []
-    planned = with_wheels(plans("a", "b"), site.order(), hosts("a", "b"), 2)
+    orders = dict.fromkeys(("a", "b"), site.order())
+    planned = with_wheels(plans("a", "b"), orders, hosts("a", "b"), 2)
     known = {**hosts("b"), "a": Host("a", {"ansible_host": "127.0.0.1", "ansible_port": 9})}
-    order = site.order()
-    done = bring_wheels(order, known, planned, lambda host, _: told.append(host), limit=2)
+    done = bring_wheels(orders, known, planned, lambda host, _: told.append(host), limit=2)
     failed, other = done
     assert "no SSH at 127.0.0.1 port 9" in failed.error.message
     assert other.skipped == "not begun, since wheels could not be brought to a"
@@ -98,15 +98,16 @@ def test_on_this_machine_it_goes_without_ssh(site):
 
 def test_a_house_on_the_host_that_will_not_do_is_an_error_of_that_host(site):
     house = HouseThere(str(site.house), site.lock, str(site.root))
+    houses = dict.fromkeys(("box", "other"), house)
     both = [*plans("box"), *plans("other", steps=[STEPS[0]])]
-    assert with_house_there(both, house, hosts("box", "other"), 2) == both
-    assert with_house_there(both, None, hosts("box", "other"), 2) == both
+    assert with_house_there(both, houses, hosts("box", "other"), 2) == both
+    assert with_house_there(both, {}, hosts("box", "other"), 2) == both
     site.small.unlink()
-    failed, other = with_house_there(both, house, hosts("box", "other"), 2)
+    failed, other = with_house_there(both, houses, hosts("box", "other"), 2)
     assert f"box: the wheelhouse {site.house} on this host has no small==1.0" in failed.error.message
     assert other == both[1]
     brought = plans("box", steps=[*STEPS, {"action": "wheels", "reasons": []}])
-    assert with_house_there(brought, house, hosts("box"), 1) == brought
+    assert with_house_there(brought, houses, hosts("box"), 1) == brought
 
 
 def test_a_profiles_own_wheelhouse_is_looked_at_on_this_machine(tmp_path):

@@ -237,23 +237,25 @@ def test_what_does_not_fit_is_refused_before_anything_is_copied(
     assert sorted(path.name for path in host.path("/opt/ddtoolkit").iterdir()) == ["tool"]
 
 
-def test_a_damaged_wheel_stops_the_deploy_before_anything_is_touched(
-    ddtoolkit: Command,
-    hosts: dict[str, Host],
-    before: dict[str, set[str]],
-    sets: list[str],
-    house: Path,
-    tmp_path: Path,
-) -> None:
-    damaged = tmp_path / "house"
-    damaged.mkdir()
+@pytest.fixture
+def damaged(house: Path, tmp_path: Path) -> Path:
+    """The wheelhouse with one wheel that is not what its checksums say."""
+    folder = tmp_path / "house"
+    folder.mkdir()
     for path in house.iterdir():
-        (damaged / path.name).symlink_to(path)
-    wheel = next(damaged.glob("uvicorn-*.whl"))
+        (folder / path.name).symlink_to(path)
+    wheel = next(folder.glob("uvicorn-*.whl"))
     data = bytearray(wheel.read_bytes())
     data[200] ^= 1
     wheel.unlink()
     wheel.write_bytes(data)
+    return folder
+
+
+def test_a_damaged_wheel_stops_the_deploy_before_anything_is_touched(
+    ddtoolkit: Command, hosts: dict[str, Host], before: dict[str, set[str]], sets: list[str], damaged: Path
+) -> None:
+    wheel = next(damaged.glob("uvicorn-*.whl"))
     done = ddtoolkit("deploy", "profile", NAME, *sets, "--wheelhouse", str(damaged), "--yes", status=1)
     assert f"error: {wheel} is damaged: its sha256 is not that of SHA256SUMS; nothing was sent" in done.stderr
     assert sorted(path.name for path in hosts[BY_COMMAND].path("/opt/ddtoolkit").iterdir()) == ["tool"]
@@ -408,8 +410,27 @@ def test_prune_takes_out_of_the_store_what_no_lock_needs(
     assert sorted(path.name for path in store.iterdir()) == before
 
 
-def test_an_upgrade_has_nothing_to_do_on_this_version(deployed: str, ddtoolkit: Command) -> None:
+def test_an_upgrade_has_nothing_to_do_on_this_version(
+    deployed: str, ddtoolkit: Command, playbook: Command
+) -> None:
     assert "nothing to do" in ddtoolkit("upgrade", NAME, "--yes").stderr
+    assert recap(playbook("upgrade.yml"))["changed"] == 0
+
+
+def test_an_upgrade_reads_the_wheels_that_it_brings_before_anything_is_touched(
+    deployed: str, ddtoolkit: Command, hosts: dict[str, Host], damaged: Path
+) -> None:
+    host = hosts[BY_COMMAND]
+    (made,) = host.path("/opt/ddtoolkit/envs").glob("lib-*/libraries.json")
+    made.rename(made.with_name("aside"))
+    (wheel,) = host.path(STORE).glob("uvicorn-*.whl")
+    wheel.unlink()
+    try:
+        done = ddtoolkit("upgrade", NAME, "--wheelhouse", str(damaged), "--yes", status=1)
+    finally:
+        made.with_name("aside").rename(made)
+    assert re.search(rf"  wheels: 1 files, \S+ kB, from {damaged} here, \d+ of \d+ are there\n", done.stderr)
+    assert re.search(r"/uvicorn-.*\.whl is damaged: .*; nothing was sent", done.stderr), done.stderr
 
 
 @pytest.mark.parametrize("way", [BY_COMMAND, BY_PLAYBOOK])

@@ -123,7 +123,8 @@ def deploy(
         require_yes(yes=manner.yes, as_json=manner.as_json)
         undone = {item.host: item.value["undone"] for item in plans if item.value is not None}
         confirm_undone(undone, yes=manner.yes)
-        check_wheels(wanted.wheels, plans)
+        orders = wanted.orders(connections.hosts)
+        check_wheels(orders, plans)
         options = {"lock_wait": manner.lock_wait, "new_baseline": new_baseline, "ignored": list(ignored)}
         with Board([host.name for host in hosts], verbose=manner.verbose) as board:
             plans = examine(
@@ -131,7 +132,7 @@ def deploy(
             )
             plans = provision(wanted, where.inventory, plans, board.tell)
             plans = halted(plans, "not restarted, since provisioning failed on {}")
-            plans = bring_wheels(wanted.wheels, connections.hosts, plans, board.tell, limit=limit)
+            plans = bring_wheels(orders, connections.hosts, plans, board.tell, limit=limit)
             plans = equip(
                 wanted.bare, wanted.args(), connections, plans, board.tell, command=command, limit=limit
             )
@@ -221,11 +222,13 @@ def rollback(
     _change(name, where, manner, "rollback", args, preview="rollback_preview")
 
 
-def upgrade(name: str | None, where: Where, manner: Manner, *, new_baseline: bool) -> None:
+def upgrade(
+    name: str | None, where: Where, manner: Manner, *, new_baseline: bool, wheelhouse: Path | None = None
+) -> None:
     """Serve the deployed profile from a new environment, host by host."""
     args = {"lock_wait": manner.lock_wait, "new_baseline": new_baseline}
 
-    _change(name, where, manner, "upgrade", args, preview="upgrade_preview")
+    _change(name, where, manner, "upgrade", args, preview="upgrade_preview", wheelhouse=wheelhouse)
 
 
 def uninstall(name: str | None, where: Where, manner: Manner, *, purge: bool) -> None:
@@ -346,6 +349,7 @@ def _change(
     args: dict[str, Any],
     *,
     preview: str | None = None,
+    wheelhouse: Path | None = None,
 ) -> None:
     service = named(name)
     found = begin_listing(where)
@@ -354,11 +358,15 @@ def _change(
     from toolkit.fleet.connections import Connections
     from toolkit.fleet.drain import drained, undrained
     from toolkit.fleet.many import at_once
+    from toolkit.fleet.upgrade import Libraries
 
     hosts = carrying(found(), where, service)
     names = [host.name for host in hosts]
     require_yes(yes=manner.yes, as_json=manner.as_json)
     with Connections(hosts) as connections:
+        libraries = None
+        if operation == "upgrade":
+            libraries = Libraries(wheelhouse, connections.hosts, where.parallel)
         words, limit = _words(operation, args), where.parallel
         out = lock_all(connections, names, service, words, wait=manner.lock_wait, limit=limit)
         names = [host for host in names if host not in {item.host for item in out}]
@@ -369,15 +377,23 @@ def _change(
             previews = at_once(
                 names, lambda host: connections.call(host, preview, wanted), limit=where.parallel
             )
+            if libraries is not None:
+                previews = libraries.planned(previews)
             _show_changes(operation, service, previews)
-            out += [item for item in previews if item.error is not None]
+            out += [item for item in previews if item.value is None]
             # What is asked for must be right on every host before the first is touched.
             if any(item.exit_code == ConfigError.exit_code for item in previews):
                 _end(out, manner)
                 return
             names = [item.host for item in previews if item.ok and _changes_something(operation, item)]
             unfelt = {item.host for item in previews if item.ok and not item.value.get("restarts", True)}
+            if libraries is not None:
+                libraries.check(previews)
         with Board([host.name for host in hosts], verbose=manner.verbose) as board:
+            if libraries is not None:
+                previews = libraries.bring([item for item in previews if item.host in names], board.tell)
+                out += [item for item in previews if not item.ok]
+                names = [item.host for item in previews if item.ok]
 
             def work(host: str) -> Any:
                 def run() -> Any:
@@ -464,7 +480,7 @@ def _show_changes(operation: str, service: str, previews: Sequence[HostResult]) 
     groups: dict[tuple[str, ...], list[str]] = {}
     unfelt = set()
     for item in previews:
-        if item.error is None:
+        if item.value is not None:
             groups.setdefault(tuple(item.value["changes"]), []).append(item.host)
             if not item.value.get("restarts", True):
                 unfelt.add(tuple(item.value["changes"]))

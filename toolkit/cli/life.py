@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,10 +18,16 @@ from toolkit.cli.options import (
     NewBaseline,
     ServiceName,
     Verbose,
+    Wheelhouse,
     Yes,
 )
 from toolkit.cli.output import answer, emit, require_yes, say
 from toolkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from toolkit.deploy.flow import Watcher
+    from toolkit.release.locate import Deployed
+    from toolkit.release.store import Release
 
 
 def register(app: typer.Typer) -> None:
@@ -33,6 +40,7 @@ def register(app: typer.Typer) -> None:
 def upgrade(
     name: ServiceName = None,
     new_baseline: NewBaseline = False,
+    wheelhouse: Wheelhouse = None,
     inventory: Inventories = None,
     limit: Limit = None,
     batch: Batch = 1,
@@ -44,23 +52,28 @@ def upgrade(
     """Serve the deployed profile from this version and its libraries; judged, then kept or undone."""
     where = fleet.where(inventory, limit, batch=batch)
     if where is not None:
-        fleet.upgrade(name, where, fleet.Manner(yes, verbose, as_json, lock_wait), new_baseline=new_baseline)
+        manner = fleet.Manner(yes, verbose, as_json, lock_wait)
+        fleet.upgrade(name, where, manner, new_baseline=new_baseline, wheelhouse=wheelhouse)
         return
     from toolkit.cli.progress import Lines, finish, show_report
     from toolkit.deploy.judging import Judging
     from toolkit.deploy.upgrade import upgrade as run
     from toolkit.deploy.upgrade import upgrade_changes
+    from toolkit.release.controller import reserve
     from toolkit.release.locate import current_release, find_service
 
     service = find_service(name)
     require_yes(yes=yes, as_json=as_json)
-    changes = upgrade_changes(service, current_release(service))
-    for line in changes or ["nothing to do, it runs on this version and its libraries"]:
-        say(f"{service.name}: {line}")
-    outcome = None
-    if changes:
-        judging = Judging(new_baseline=new_baseline)
-        outcome = run(service, Lines(verbose=verbose).watcher(), lock_wait=lock_wait, judging=judging)
+    watcher, outcome = Lines(verbose=verbose).watcher(), None
+    with reserve(service.layout, service.name, "upgrade", wait=lock_wait, on_event=watcher.event):
+        current = current_release(service)
+        changes = upgrade_changes(service, current)
+        for line in changes or ["nothing to do, it runs on this version and its libraries"]:
+            say(f"{service.name}: {line}")
+        if changes:
+            _bring_wheels(service, current, wheelhouse, watcher)
+            judging = Judging(new_baseline=new_baseline)
+            outcome = run(service, watcher, lock_wait=lock_wait, judging=judging)
     if as_json:
         shown = None if outcome is None else outcome.to_json()
         ok = outcome is None or outcome.exit_code == 0
@@ -68,6 +81,25 @@ def upgrade(
     if outcome is not None:
         show_report(outcome)
         finish(outcome)
+
+
+def _bring_wheels(service: Deployed, current: Release, wheelhouse: Path | None, watcher: Watcher) -> None:
+    """Fill the store here with what an upgrade takes, as a deploy does, and look at where they come from."""
+    from toolkit.build.for_profile import lacking
+    from toolkit.fleet.wheels import Here, check_here, order_of
+    from toolkit.profile.loading import profile_from_data
+
+    profile = profile_from_data(current.profile)
+    words = lacking(profile, service.layout)
+    plan: dict[str, Any] = {"steps": [] if words is None else [{"action": "libraries", "reasons": [words]}]}
+    wheels = None if wheelhouse is None else Here(order_of(profile, wheelhouse))
+    if wheels is not None:
+        plan = wheels.planned(plan)
+    check_here(plan, profile)
+    for step in plan["steps"]:
+        say(f"{service.name}: {step['action']}: {'; '.join(step['reasons'])}")
+    if wheels is not None:
+        wheels.bring(watcher.step, watcher.line)
 
 
 def prune(

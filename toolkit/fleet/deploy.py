@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -62,6 +62,10 @@ class Desired:
         """What the agent's `plan` takes."""
         return {"profile": self.data, "sources": self.sources, "secrets": self.secrets}
 
+    def orders(self, names: Iterable[str]) -> dict[str, Order]:
+        """What each of the hosts is to have of the wheelhouse here; none without one."""
+        return {} if self.wheels is None else dict.fromkeys(names, self.wheels)
+
 
 def desired(resolved: ResolvedProfile, wheelhouse: Path | None = None) -> Desired:
     """A profile for hosts: its secrets are read here and go to a private file of the release there.
@@ -98,8 +102,9 @@ def plan_everywhere(
     found = at_once(names, lambda name: connections.call(name, "plan", wanted.args()), limit=limit)
     plans = with_bare([*known.values(), *found], wanted.bare)
     plans = with_weights(plans, wanted.weights, connections.hosts, limit)
-    plans = with_wheels(plans, wanted.wheels, connections.hosts, limit)
-    plans = with_house_there(plans, wanted.house, connections.hosts, limit)
+    plans = with_wheels(plans, wanted.orders(connections.hosts), connections.hosts, limit)
+    houses = {} if wanted.house is None else dict.fromkeys(connections.hosts, wanted.house)
+    plans = with_house_there(plans, houses, connections.hosts, limit)
     return sorted(plans, key=lambda item: item.host)
 
 

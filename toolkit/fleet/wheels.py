@@ -11,7 +11,7 @@ from typing import Any
 from toolkit.build.for_profile import from_store, lock_for
 from toolkit.build.lock import Lock
 from toolkit.build.wheel_store import Wheel
-from toolkit.build.wheels.house import open_house
+from toolkit.build.wheels.house import House, open_house
 from toolkit.errors import ConfigError, ToolkitError
 from toolkit.fleet.halt import others_not_begun
 from toolkit.fleet.many import at_once
@@ -32,26 +32,35 @@ def order_of(profile: Profile, folder: Path) -> Order:
         ConfigError: nothing is installed for this profile.
         ToolkitError: the folder is no wheelhouse.
     """
+    return order_from(profile, open_house(folder))
+
+
+def order_from(profile: Profile, house: House) -> Order:
+    """As `order_of`, of a folder that was opened.
+
+    Raises:
+        ConfigError: nothing is installed for this profile.
+    """
     lock = lock_for(profile)
     if lock is None:
         why = (
             "its manager is not systemd" if profile.host.python is None else "host.python names what has them"
         )
         raise ConfigError(f"--wheelhouse: no libraries are installed for {profile.name}: {why}")
-    return Order(open_house(folder), lock, profile.host.root, profile.host.min_free_disk)
+    return Order(house, lock, profile.host.root, profile.host.min_free_disk)
 
 
 def with_wheels(
-    plans: Sequence[HostResult], order: Order | None, hosts: Mapping[str, Host], limit: int
+    plans: Sequence[HostResult], orders: Mapping[str, Order], hosts: Mapping[str, Host], limit: int
 ) -> list[HostResult]:
-    """The plans, with what has to come to each host on which libraries are installed."""
-    names = [item.host for item in plans if item.value and _step(item.value["plan"]) is not None]
-    if order is None or not names:
+    """The plans, with what has to come to each host with an order on which libraries are installed."""
+    planned = {item.host: item.value for item in plans if item.value and item.host in orders}
+    names = [name for name, value in planned.items() if _step(value["plan"]) is not None]
+    if not names:
         return list(plans)
-    planned = {item.host: item.value for item in plans}
 
     def one(name: str) -> dict[str, Any]:
-        value, plan = planned[name], planned[name]["plan"]
+        value, plan, order = planned[name], planned[name]["plan"], orders[name]
         found = needed_by(hosts[name], order, _nobody)
         at = _step(plan)
         if found is None or at is None:
@@ -92,15 +101,17 @@ def house_of(profile: Profile) -> HouseThere | None:
 
 
 def with_house_there(
-    plans: Sequence[HostResult], house: HouseThere | None, hosts: Mapping[str, Host], limit: int
+    plans: Sequence[HostResult], houses: Mapping[str, HouseThere], hosts: Mapping[str, Host], limit: int
 ) -> list[HostResult]:
     """The plans; an error for each host on which libraries are to be installed from what will not do."""
-    names = [item.host for item in plans if item.value and _from_there(item.value["plan"])]
-    if house is None or not names:
+    names = [
+        item.host for item in plans if item.value and item.host in houses and _from_there(item.value["plan"])
+    ]
+    if not names:
         return list(plans)
-    there = house
 
     def one(name: str) -> None:
+        there = houses[name]
         check_there(hosts[name], there.lock, there.folder, there.root)
 
     found = {item.host: item for item in at_once(names, one, limit=limit)}
@@ -116,26 +127,31 @@ def check_here(plan: dict[str, Any], profile: Profile) -> None:
     Raises:
         ToolkitError: the wheelhouse that the profile names will not do.
     """
-    (item,) = with_house_there(
-        [HostResult(_HERE.name, {"plan": plan})], house_of(profile), {_HERE.name: _HERE}, 1
-    )
+    house, name = house_of(profile), _HERE.name
+    houses = {} if house is None else {name: house}
+    (item,) = with_house_there([HostResult(name, {"plan": plan})], houses, {name: _HERE}, 1)
     if item.error is not None:
         raise item.error
 
 
-def check_wheels(order: Order | None, plans: Sequence[HostResult]) -> None:
+def check_wheels(orders: Mapping[str, Order], plans: Sequence[HostResult]) -> None:
     """Read what is to be sent, before anything is touched anywhere.
 
     Raises:
         ToolkitError: a wheel is damaged; it is named.
     """
-    if order is not None:
-        coming = [Wheel(*wheel) for item in plans if item.value for wheel in item.value.get("wheels", ())]
-        order.house.check(dict.fromkeys(coming))
+    coming: dict[Path, tuple[House, list[Wheel]]] = {}
+    for item in plans:
+        if item.value and "wheels" in item.value:
+            house = orders[item.host].house
+            wheels = coming.setdefault(house.folder, (house, []))[1]
+            wheels += [Wheel(*wheel) for wheel in item.value["wheels"]]
+    for house, wheels in coming.values():
+        house.check(dict.fromkeys(wheels))
 
 
 def bring_wheels(
-    order: Order | None,
+    orders: Mapping[str, Order],
     hosts: Mapping[str, Host],
     plans: Sequence[HostResult],
     tell: TellHost,
@@ -144,10 +160,11 @@ def bring_wheels(
 ) -> list[HostResult]:
     """Send to the hosts what they lack, side by side; where one fails, no other host is begun."""
     names = [item.host for item in plans if item.value and "wheels" in item.value]
-    if order is None or not names:
+    if not names:
         return list(plans)
 
     def one(name: str) -> Any:
+        order = orders[name]
         tell(name, {"step": ["wheels", f"from {order.house.folder}"]})
         return bring(hosts[name], order, partial(tell, name))
 
@@ -173,7 +190,7 @@ class Here:
             ToolkitError: the folder lacks a wheel, or the disk is too small.
         """
         name = _HERE.name
-        (item,) = with_wheels([HostResult(name, {"plan": plan})], self._order, {name: _HERE}, 1)
+        (item,) = with_wheels([HostResult(name, {"plan": plan})], {name: self._order}, {name: _HERE}, 1)
         if item.error is not None:
             raise item.error
         self._needed = "wheels" in item.value

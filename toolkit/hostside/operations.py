@@ -14,6 +14,7 @@ from typing import Any
 
 import toolkit
 from toolkit.build.bootstrap import MARKER, REMEMBERED
+from toolkit.build.for_profile import lacking
 from toolkit.deploy import flow
 from toolkit.deploy import upgrade as upgrades
 from toolkit.deploy.judging import Judging
@@ -130,10 +131,15 @@ def swap(args: Args, send: Send) -> dict[str, Any]:
 
 
 def upgrade_preview(args: Args, _: Send) -> dict[str, Any]:
-    """What an upgrade would change."""
+    """What an upgrade would change, of which profile, and the libraries that it would install, in words."""
     service = find_service(args["service"])
-    changes = upgrades.upgrade_changes(service, current_release(service))
-    return {"service": service.name, "changes": changes}
+    current = current_release(service)
+    return {
+        "service": service.name,
+        "changes": upgrades.upgrade_changes(service, current),
+        "profile": current.profile,
+        "libraries": lacking(profile_from_data(current.profile), service.layout),
+    }
 
 
 def upgrade(args: Args, send: Send) -> dict[str, Any]:
