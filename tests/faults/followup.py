@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tests.faults.bench import KEY, NAME, PYTHON, Bench
 from tests.faults.scenarios import DEPLOY, SETS, Scenario
 from toolkit.errors import ConfigError
+from toolkit.inventory.host import Host
 from toolkit.remote.agent import Agent, _Pipes
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def agent(bench: Bench, tool: str) -> Iterator[Any]:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as child:
         assert child.stdin is not None
         assert child.stdout is not None
-        asked = Agent(bench.host.name, _Pipes(child), "")
+        asked = Agent(Host(bench.host.name), _Pipes(child), "")
 
         def ask(operation: str, args: dict[str, Any], fails_as: Any = None) -> Any:
             try:

@@ -134,7 +134,9 @@ def test_what_needs_no_reboot_is_done_and_the_rest_is_pending(
     assert "driver: install nvidia-driver-580-server-open 580.95.05-0ubuntu1" in said
     assert "gpu1: pending: iommu=pt is not on the kernel's command line" in said
     assert "gpu1: pending: nouveau is loaded; it is blacklisted from the next boot on" in said
-    assert "next: the same command with --allow-reboot" in said
+    words = "hosts prepare rtx-pro-6000-pcie-8x --set 'hardware.driver={branch: 580, "
+    assert f"next: ddtoolkit {words}" in said
+    assert re.search(r" --allow-reboot -i \S+/inventory\.yaml --limit gpu1\n", said)
     assert boot_of(host) == before
     assert version_of(host, "nvidia-driver-580-server-open") == "580.95.05-0ubuntu1"
     assert {"nvidia-driver-580-server-open", "libnvidia-compute-580-server"} <= held(host)

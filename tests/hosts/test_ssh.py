@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,18 +63,23 @@ def test_an_agent_without_its_libraries_is_named(ready: Host) -> None:
             pass
 
 
+def named(host: Host) -> inventory.Host:
+    return replace(known_to_toolkit(host), inventory=(Path("inventory.yaml"),))
+
+
 def test_a_host_without_a_whole_deploy_says_so_and_what_goes_on_with_it(ready: Host) -> None:
     call(ready)
-    takes = "; ddtoolkit uninstall NAME --purge -i INVENTORY --limit ready takes it back"
+    about = "-i inventory.yaml --limit ready"
+    takes = f"; ddtoolkit uninstall NAME --purge {about} takes it back"
     ready.root(["mkdir", "/opt/ddtoolkit/services"])
     for said, goes in (
         ("a deploy was begun there, and has not finished provisioning", f"goes on with it{takes}"),
         ("nothing of ddtoolkit is there yet", "makes it ready"),
     ):
-        with pytest.raises(NotReadyError, match=said) as caught, agent_on(known_to_toolkit(ready)):
+        with pytest.raises(NotReadyError, match=said) as caught, agent_on(named(ready)):
             pass
         assert "/usr/bin/python3 lacks pydantic" in caught.value.message
-        assert caught.value.hint == f"ddtoolkit deploy profile NAME -i INVENTORY --limit ready {goes}"
+        assert caught.value.hint == f"ddtoolkit deploy profile NAME {about} {goes}"
         # Neither the copy that a plan brings nor a checkpoint that `models add` fetches is a deploy.
         ready.root(["rm", "-rf", "/opt/ddtoolkit/services"])
         ready.root(["mkdir", "-p", "/var/lib/ddtoolkit/models/target", "/var/lib/ddtoolkit/state"])

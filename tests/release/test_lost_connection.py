@@ -11,6 +11,7 @@ from stub_service import wait_until
 
 from toolkit.errors import ToolkitError
 from toolkit.hostside.operations import follow
+from toolkit.inventory.host import Host
 from toolkit.release.controller import begin, hold
 from toolkit.release.locate import Deployed, remember
 from toolkit.remote import agent
@@ -54,7 +55,7 @@ def test_a_control_machine_that_only_waits_is_heard(monkeypatch):
     monkeypatch.setattr(agent, "BEAT", 0.02)
     stream = Stream()
     before = threading.active_count()
-    with agent.Agent("host", stream, "").beating():
+    with agent.Agent(Host("host"), stream, "").beating():
         wait_until(lambda: stream.written.count(b"\n") > 3)
     assert set(stream.written.splitlines()) == {b'{"beat": 1}'}
     assert threading.active_count() == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ from toolkit.cli.output import answer, emit, say, table
 from toolkit.errors import EXIT_DIFFERENT, ConfigError
 
 if TYPE_CHECKING:
+    from toolkit.inventory.host import Host
     from toolkit.profile.loading import ResolvedProfile
 
 
@@ -45,16 +47,24 @@ def drift(
         else:
             _show(_only(name), found)
         raise typer.Exit(EXIT_DIFFERENT if found else 0)
-    if name is None:
-        raise ConfigError("with an inventory, name the service", hint="it has the name of its profile")
-    _on_hosts(name, None if deployed else _profile(name, overlays, sets), where, as_json=as_json)
+    listing = fleet.begin_listing(where)
+    service = fleet.service_of(name, where, listing)
+    resolved = None if deployed else _profile(service, overlays, sets)
+    _on_hosts(service, resolved, where, listing, as_json=as_json)
 
 
-def _on_hosts(name: str, resolved: ResolvedProfile | None, where: fleet.Where, *, as_json: bool) -> None:
+def _on_hosts(
+    name: str,
+    resolved: ResolvedProfile | None,
+    where: fleet.Where,
+    listing: Callable[[], list[Host]],
+    *,
+    as_json: bool,
+) -> None:
     from toolkit.fleet.results import to_json, worst
 
     wanted = None if resolved is None else resolved.data
-    found = fleet.look(name, "drift", {"profile": wanted}, where)
+    found = fleet.look(name, "drift", {"profile": wanted}, where, found=listing)
     results = [replace(item, code=EXIT_DIFFERENT) if item.value else item for item in found]
     if as_json:
         emit(to_json(results))

@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -253,12 +253,14 @@ def look(
     args: dict[str, Any],
     where: Where,
     begun: Callable[[str], object] = lambda _: None,
+    found: Callable[[], list[Host]] | None = None,
 ) -> list[HostResult]:
     """A reading command on all hosts at once; hosts that carry nothing are left out.
 
-    Without a name, `begun` is told of each host on which a first deploy was begun and not finished.
+    Without a name, `begun` is told of each host on which a first deploy was begun and not finished. `found`
+    waits for an inventory that is being read already.
     """
-    found = begin_listing(where)
+    found = found or begin_listing(where)
     from toolkit.fleet.connections import Connections
     from toolkit.fleet.many import at_once
     from toolkit.remote.agent import NotReadyError
@@ -283,11 +285,11 @@ def look(
 
 def stream(name: str | None, where: Where, *, lines: int, follow: bool) -> None:
     """The server's output; with several hosts each line has its host in front."""
-    service = named(name)
     found = begin_listing(where)
     from toolkit.fleet.connections import Connections
     from toolkit.fleet.many import at_once
 
+    service = service_of(name, where, found)
     hosts = carrying(found(), where, service)
     width = max(len(host.name) for host in hosts)
     with Connections(hosts) as connections:
@@ -317,14 +319,16 @@ def show_each(
     """A reading command whose answer is about one service of each host.
 
     Raises:
-        ConfigError: no service is named, or `one_host` and the pattern matches several.
+        ConfigError: it is not said which service, or `one_host` and the pattern matches several.
     """
     from toolkit.fleet.results import to_json
 
-    service = named(name)
-    if one_host and len(carrying(begin_listing(where)(), where, service)) > 1:
-        raise ConfigError("this concerns one host; several match", hint="add --limit HOST")
-    results = look(service, operation, args, where)
+    found = begin_listing(where)
+    service = service_of(name, where, found)
+    if one_host and len(hosts := carrying(found(), where, service)) > 1:
+        names = ", ".join(host.name for host in hosts)
+        raise ConfigError(f"this concerns one host; several match: {names}", hint="add --limit HOST")
+    results = look(service, operation, args, where, found=found)
     if as_json:
         emit(to_json(results))
     else:
@@ -351,7 +355,6 @@ def _change(
     preview: str | None = None,
     wheelhouse: Path | None = None,
 ) -> None:
-    service = named(name)
     found = begin_listing(where)
     from toolkit.fleet.begun import for_begun
     from toolkit.fleet.change import change_in_turn, lock_all
@@ -360,6 +363,7 @@ def _change(
     from toolkit.fleet.many import at_once
     from toolkit.fleet.upgrade import Libraries
 
+    service = service_of(name, where, found)
     hosts = carrying(found(), where, service)
     names = [host.name for host in hosts]
     require_yes(yes=manner.yes, as_json=manner.as_json)
@@ -407,7 +411,7 @@ def _change(
                 serves = partial(connections.serves, host, service)
                 return around(connections.hosts[host], run, serves, board.tell)
 
-            results = change_in_turn(names, work, batch=where.batch)
+            results = change_in_turn([connections.hosts[host] for host in names], work, batch=where.batch)
     _end([*out, *results], manner)
 
 
@@ -420,15 +424,17 @@ def _words(operation: str, args: dict[str, Any]) -> str:
     return " ".join([args.get("verb", operation), *(f"--set {item}" for item in args.get("sets", ()))])
 
 
-def named(name: str | None) -> str:
-    """The service that a command on hosts is about.
+def service_of(name: str | None, where: Where, found: Callable[[], list[Host]]) -> str:
+    """The service that a command on hosts is about: the named one, or the only one that they carry.
 
     Raises:
-        ConfigError: none is named.
+        ConfigError: none is named, and the hosts carry several or none.
     """
-    if name is None:
-        raise ConfigError("with an inventory, name the service", hint="it has the name of its profile")
-    return name
+    if name is not None:
+        return name
+    from toolkit.inventory.host import only_profile
+
+    return only_profile(found(), limit=where.limit)
 
 
 def begin_listing(where: Where) -> Callable[[], list[Host]]:
@@ -449,6 +455,7 @@ def begin_listing(where: Where) -> Callable[[], list[Host]]:
 
     threading.Thread(target=read, daemon=True).start()
 
+    @cache
     def wait() -> list[Host]:
         found = answers.get()
         if isinstance(found, BaseException):

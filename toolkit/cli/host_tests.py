@@ -27,25 +27,27 @@ def test_hosts(
     """Run the checks on all hosts that carry the service, at the same time.
 
     Args:
-        name: the service.
+        name: the service; None for the only one that the hosts carry.
         where: which hosts.
         manner: how it is shown.
         out: file that keeps the reports, a JSON object by host.
         picture: file for the picture of the report, of one host.
 
     Raises:
-        ConfigError: no service is named, no host carries it, or a picture is asked for of several.
+        ConfigError: it is not said which service, no host carries it, or a picture is asked for of several.
         Exit: with the worst of the hosts; 1 where one was refused.
     """
-    service = fleet.named(name)
     found = fleet.begin_listing(where)
     from toolkit.fleet.connections import Connections
     from toolkit.fleet.many import at_once
     from toolkit.fleet.results import to_json
 
+    service = fleet.service_of(name, where, found)
     hosts = fleet.carrying(found(), where, service)
     if picture is not None and len(hosts) > 1:
-        raise ConfigError(f"--picture draws one report, and {len(hosts)} hosts match", hint="--limit HOST")
+        raise ConfigError(
+            f"--picture draws one report, and {len(hosts)} hosts match", hint="add --limit HOST"
+        )
     names = [host.name for host in hosts]
     with Connections(hosts) as connections, Board(names, verbose=manner.verbose) as board:
 

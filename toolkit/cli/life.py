@@ -161,6 +161,8 @@ def uninstall(
     """Stop a service and remove it: unit, releases, state and cache."""
     where = fleet.where(inventory, limit)
     if where is not None:
+        if name is None:
+            name = fleet.service_of(None, where, fleet.begin_listing(where))
         _ask(f"remove {name} from every host that --limit matches", yes=yes, as_json=as_json)
         fleet.uninstall(name, where, fleet.Manner(True, verbose, as_json, lock_wait), purge=purge)
         return

@@ -176,14 +176,16 @@ def verify(
     results = _ask_all(hosts, "verify", {**_rooted(root), "model": model}, parallel, verbose=verbose)
     if as_json:
         _emit(results, inventory)
-    bad = False
+    bad = []
     for item in results:
         for name in (item.value or {}).get("checked", ()):
             wrong = item.value["wrong"].get(name)
-            bad = bad or bool(wrong)
+            bad += [host for host in hosts if wrong and host.name == item.host and host not in bad]
             say(f"{item.host}: {name}: {'; '.join(wrong) if wrong else 'every file is as it came'}")
     if bad:
-        say("  next: ddtoolkit deploy, or models add, fetches again what is corrupt")
+        from toolkit.inventory.commands import command
+
+        say(f"  next: {command(bad, 'models add PROFILE')} fetches again what is corrupt; so does a deploy")
     _finish(results)
     if bad:
         raise typer.Exit(1)
@@ -264,7 +266,7 @@ def _hosts(inventory: Sequence[Path] | None, limit: str | None, profile: str | N
     if profile is not None:
         return hosts_with(hosts, profile, limit=limit)
     if not hosts:
-        raise ConfigError("no host of the inventory matches", hint="ddtoolkit hosts list -i INVENTORY")
+        raise ConfigError("no host of the inventory matches", hint="ddtoolkit hosts list with the same -i")
     return hosts
 
 
@@ -290,7 +292,7 @@ def _require_space(item: HostResult) -> None:
     from toolkit.errors import ToolkitError
 
     if item.value["short"] is not None:
-        hint = "free some space, or remove a checkpoint: ddtoolkit models list; models rm"
+        hint = "free some space, or remove a checkpoint: ddtoolkit models list; ddtoolkit models rm"
         raise ToolkitError(f"{item.host}: {item.value['short']}", hint=hint)
 
 

@@ -32,7 +32,9 @@ ProfileName = Annotated[
 ServiceName = Annotated[
     str | None,
     typer.Argument(
-        metavar="[NAME]", help="Service; the only one deployed by default.", autocompletion=_service_names
+        metavar="[NAME]",
+        help="Service; by default the only one deployed here, or with -i that the hosts carry.",
+        autocompletion=_service_names,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]

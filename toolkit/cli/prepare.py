@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +26,7 @@ from toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from toolkit.fleet.results import HostResult
+    from toolkit.inventory.host import Host
 
 
 def prepare(
@@ -66,16 +68,28 @@ def prepare(
     names = [host.name for host in hosts]
     planned = preview(settings, inventory, names)
     _show(planned, allow_reboot=allow_reboot, tell=answer if check and not as_json else say)
+    words = ["hosts", "prepare", name]
+    words += [word for path in overlays or () for word in ("-f", str(path))]
+    words += [word for text in sets or () for word in ("--set", text)]
+    words += [word for check_name in ignored or () for word in ("--ignore-check", check_name)]
+    again = partial(_again, shlex.join(words), {host.name: host for host in hosts})
     todo = [item.host for item in planned if item.ok and (item.value["planned"] or item.value["changes"])]
     if check or not todo or any(not item.ok for item in planned):
-        _end(planned, as_json=as_json)
+        _end(planned, again, as_json=as_json)
         return
     _confirm(todo, yes=yes)
     look = partial(examine, resolved.profile, {host.name: host for host in hosts}, ignored=ignored or ())
     with Board(todo, verbose=verbose) as board:
         done = prepare_in_turn(settings, inventory, todo, board.tell, allow_reboot=allow_reboot, look=look)
     results = {item.host: item for item in (*planned, *done)}
-    _end(list(results.values()), as_json=as_json)
+    _end(list(results.values()), again, as_json=as_json)
+
+
+def _again(words: str, hosts: Mapping[str, Host], name: str) -> str:
+    """The command that does the rest on a host."""
+    from toolkit.inventory.commands import command
+
+    return command([hosts[name]], f"{words} --allow-reboot")
 
 
 def _show(planned: Sequence[HostResult], *, allow_reboot: bool, tell: Any) -> None:
@@ -102,7 +116,7 @@ def _confirm(hosts: Sequence[str], *, yes: bool) -> None:
         raise typer.Exit(1)
 
 
-def _end(results: Sequence[HostResult], *, as_json: bool) -> None:
+def _end(results: Sequence[HostResult], again: Callable[[str], str], *, as_json: bool) -> None:
     from toolkit.cli.fleet import show_errors
     from toolkit.fleet.results import to_json, worst
 
@@ -116,7 +130,7 @@ def _end(results: Sequence[HostResult], *, as_json: bool) -> None:
             for line in item.value["pending"]:
                 say(f"{item.host}: pending: {line}")
             if item.value["pending"]:
-                say("  next: the same command with --allow-reboot")
+                say(f"  next: {again(item.host)}")
             else:
                 say(f"{item.host}: ready")
     if code := worst(results):

@@ -10,6 +10,8 @@ from toolkit.fleet.connections import Connections
 from toolkit.fleet.drain import exit_code_of
 from toolkit.fleet.many import at_once, in_turn
 from toolkit.fleet.results import HostResult
+from toolkit.inventory.commands import command as given
+from toolkit.inventory.host import Host
 from toolkit.remote.agent import NotReadyError
 
 
@@ -55,11 +57,11 @@ def lock_all(
     return out
 
 
-def change_in_turn(names: Sequence[str], work: Callable[[str], Any], *, batch: int) -> list[HostResult]:
+def change_in_turn(hosts: Sequence[Host], work: Callable[[str], Any], *, batch: int) -> list[HostResult]:
     """Make a change on hosts, `batch` at a time; after a failure no further host is begun.
 
     Args:
-        names: the hosts.
+        hosts: the hosts.
         work: changes one host; what it gives has an `outcome`.
         batch: hosts that are changed at the same time.
 
@@ -67,9 +69,9 @@ def change_in_turn(names: Sequence[str], work: Callable[[str], Any], *, batch: i
         StoppedWatchingError: the user interrupted the command.
     """
     try:
-        return in_turn(names, work, batch=batch, grade=exit_code_of)
+        return in_turn([host.name for host in hosts], work, batch=batch, grade=exit_code_of)
     except StoppedWatchingError:
         raise StoppedWatchingError(
             "interrupted; a change that had begun goes on on its host by itself, and a drained host stays so",
-            hint="ddtoolkit status -i INVENTORY",
+            hint=given(hosts, "status"),
         ) from None

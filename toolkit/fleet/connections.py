@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from toolkit.errors import ToolkitError, UnreachableError
+from toolkit.inventory.commands import command
 from toolkit.inventory.host import Host
 from toolkit.remote.agent import Agent, Tell, agent_on
 
@@ -123,7 +124,7 @@ class Connections:
                     goes_on = "goes on" if since() else "may have been begun, and goes on then,"
                     raise UnreachableError(
                         f"{error.message}; the change {goes_on} on the host by itself",
-                        hint=f"ddtoolkit status {service} -i INVENTORY --limit {name}",
+                        hint=command([self.hosts[name]], f"status {service}"),
                     ) from error
             time.sleep(_RETRY)
 

@@ -269,9 +269,8 @@ def deploy_in_turn(
         serves = partial(connections.serves, name, wanted.service)
         return {"plan": plan, **drained(connections.hosts[name], change, serves, tell)}
 
-    done = change_in_turn(
-        [name for name, value in planned.items() if not value["plan"]["empty"]], work, batch=batch
-    )
+    hosts = [connections.hosts[name] for name, value in planned.items() if not value["plan"]["empty"]]
+    done = change_in_turn(hosts, work, batch=batch)
     changed = {item.host: item for item in done}
     return [changed.get(item.host) or untouched(item) for item in plans]
 

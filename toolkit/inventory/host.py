@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from toolkit.errors import ConfigError, Problem
 
 PROFILES = "ddtoolkit_profiles"
+_SHOWN = 5
 HOOKS = ("ddtoolkit_drain", "ddtoolkit_undrain")
 PEER_ADDRESS, PEER_PORT = "ddtoolkit_peer_address", "ddtoolkit_peer_port"
 
@@ -24,6 +26,7 @@ class Host:
         profiles: profiles that it carries.
         drain: command that takes it out of the load balancer, run on the control machine; None for nothing.
         undrain: command that puts it back.
+        inventory: the files, folders or dynamic sources that name it, as they were given; empty for none.
     """
 
     name: str
@@ -31,6 +34,7 @@ class Host:
     profiles: tuple[str, ...] = ()
     drain: tuple[str, ...] | None = None
     undrain: tuple[str, ...] | None = None
+    inventory: tuple[Path, ...] = ()
 
     @property
     def local(self) -> bool:
@@ -69,8 +73,8 @@ def host_from(name: str, variables: Mapping[str, Any]) -> tuple[Host, list[Probl
     port = variables.get(PEER_PORT)
     if port is not None and not (str(port).isdecimal() and 0 < int(port) < 65536):
         problems.append(Problem(f"is {port!r}; write a TCP port, 1 to 65535", key=PEER_PORT, source=name))
-    hooks = [_command(name, key, variables.get(key), problems) for key in HOOKS]
-    return Host(name, variables, tuple(profiles), *hooks), problems
+    drain, undrain = (_command(name, key, variables.get(key), problems) for key in HOOKS)
+    return Host(name, variables, tuple(profiles), drain, undrain), problems
 
 
 def hosts_with(hosts: Sequence[Host], profile: str, *, limit: str | None) -> list[Host]:
@@ -90,6 +94,33 @@ def hosts_with(hosts: Sequence[Host], profile: str, *, limit: str | None) -> lis
         f"no host{among} lists profile {profile!r} in {PROFILES} ({carried or 'the inventory has no hosts'})",
         hint=f"add {profile} to {PROFILES} of the hosts that are to carry it",
     )
+
+
+def only_profile(hosts: Sequence[Host], *, limit: str | None) -> str:
+    """The profile that a command is about which names none: the only one that the hosts carry.
+
+    Raises:
+        ConfigError: they carry several, or none; says which.
+    """
+    carrying: dict[str, list[str]] = {}
+    for host in hosts:
+        for profile in host.profiles:
+            carrying.setdefault(profile, []).append(host.name)
+    if len(carrying) == 1:
+        return next(iter(carrying))
+    among = f" matched by --limit {limit}" if limit else " of the inventory"
+    if not carrying:
+        raise ConfigError(f"no host{among} lists any profile in {PROFILES}", hint=f"add it to {PROFILES}")
+    choices = "; ".join(f"{name}: {_some(on)}" for name, on in sorted(carrying.items()))
+    raise ConfigError(
+        f"the hosts{among} carry several profiles ({choices})",
+        hint=f"name one of them: {', '.join(sorted(carrying))}",
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(sorted(names)[:_SHOWN])}{more}"
 
 
 def _refuse_twice(hosts: Sequence[Host]) -> None:

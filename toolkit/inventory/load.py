@@ -78,7 +78,7 @@ def load_hosts(sources: Sequence[Path], *, limit: str | None = None) -> list[Hos
     hosts, problems = [], []
     for name in names:
         host, wrong = host_from(name, variables[name])
-        hosts.append(host)
+        hosts.append(replace(host, inventory=tuple(sources)))
         problems += wrong
     if problems:
         raise ConfigError(problems)

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import ToolkitError, UnreachableError
+from toolkit.inventory.commands import pasteable
+from toolkit.inventory.host import Host
 from toolkit.resources import bundled
 
 # Ansible sees these and nothing else of the caller's environment.
@@ -133,11 +135,12 @@ def run_on_hosts(
     bad = [result for result in results if result.outcome in ("failed", "unreachable")]
     if not bad:
         _raise_for(playbook, end, results, trouble)
-    return {result.host: _failure(playbook, result) for result in bad}
+    return {result.host: _failure(playbook, result, inventory) for result in bad}
 
 
-def _failure(playbook: str, result: TaskResult) -> ToolkitError:
-    message = f"{result.host}: {playbook}: task '{result.task}' {result.outcome}: {result.message}"
+def _failure(playbook: str, result: TaskResult, inventory: Sequence[Path]) -> ToolkitError:
+    said = pasteable(result.message, Host(result.host, inventory=tuple(inventory)))
+    message = f"{result.host}: {playbook}: task '{result.task}' {result.outcome}: {said}"
     if result.outcome == "unreachable":
         return UnreachableError(message, hint=f"ssh to {result.host} by hand and see what it says")
     return ToolkitError(message, hint="mend what the message names, then run the same command again")

@@ -19,6 +19,7 @@ import paramiko
 
 from toolkit.build import bootstrap, package
 from toolkit.errors import ToolkitError, UnreachableError
+from toolkit.inventory.commands import telling, told
 from toolkit.inventory.host import Host
 from toolkit.layout import PYTHON, TOOL
 from toolkit.remote.options import become_root, ssh_options
@@ -52,12 +53,13 @@ class Agent:
     """A running agent.
 
     Attributes:
+        host: its host.
         name: name of its host.
         key: fingerprint of the key that logged in, "" on this machine.
     """
 
-    def __init__(self, name: str, stream: Stream, key: str) -> None:
-        self.name = name
+    def __init__(self, host: Host, stream: Stream, key: str) -> None:
+        self.host, self.name = host, host.name
         self.key = key
         self._stream = stream
         self._writing = threading.Lock()
@@ -73,15 +75,16 @@ class Agent:
 
         Raises:
             UnreachableError: the connection broke or the host fell silent.
-            ToolkitError: what the operation raised, with the host's name.
+            ToolkitError: what the operation raised, with the host's name, and a next step for this machine.
         """
         self.send({"op": operation, "args": args})
         while True:
             message = self.receive()
             if "result" in message:
-                return message["result"]
+                return told(message["result"], self.host)
             if "error" in message:
-                raise error_from_json(message["error"], self.name)
+                with telling(self.host):
+                    raise error_from_json(message["error"], self.name)
             if tell is not None and "beat" not in message:
                 tell(message)
 
@@ -167,7 +170,7 @@ def agent_on(host: Host, *, python: str | None = None) -> Iterator[Agent]:
         NotReadyError: the host's interpreter lacks what the agent needs.
     """
     if host.local:
-        with _here("toolkit.hostside") as stream, (agent := Agent(host.name, stream, "")).beating():
+        with _here("toolkit.hostside") as stream, (agent := Agent(host, stream, "")).beating():
             yield agent
         return
     with _bootstrapped(host) as agent:
@@ -201,9 +204,10 @@ def run_module(
         while True:
             message = agent.receive()
             if "error" in message:
-                raise error_from_json({**message, "message": message["error"]}, host.name)
+                with telling(host):
+                    raise error_from_json({**message, "message": message["error"]}, host.name)
             if "changed" in message:
-                return message
+                return dict(told(message, host))
             tell(message)
 
 
@@ -221,7 +225,7 @@ def module_on(host: Host, module: Sequence[str]) -> Iterator[Agent]:
     """
     if host.local:
         with _here(*module) as stream:
-            yield Agent(host.name, stream, "")
+            yield Agent(host, stream, "")
         return
     with _bootstrapped(host) as agent:
         _settle(agent, None, run=module)
@@ -231,11 +235,11 @@ def module_on(host: Host, module: Sequence[str]) -> Iterator[Agent]:
 @contextmanager
 def _bootstrapped(host: Host) -> Iterator[Agent]:
     """A connection on which the bootstrap runs."""
-    with connect(ssh_options(host)) as session:
+    with telling(host), connect(ssh_options(host)) as session:
         first = str(host.variables.get("ansible_python_interpreter") or PYTHON)
         text = Path(bootstrap.__file__).read_text(encoding="utf-8")
         words = [*become_root(session.options.user), first, "-I", "-S", "-c", text]
-        yield Agent(host.name, _Channel(session.open(words)), session.key)
+        yield Agent(host, _Channel(session.open(words)), session.key)
 
 
 class NotReadyError(ToolkitError):

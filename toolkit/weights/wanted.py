@@ -42,7 +42,8 @@ class Lacking:
         """
         if self.short is not None:
             raise ToolkitError(
-                self.short, hint="free some space, or remove a checkpoint: ddtoolkit models list; models rm"
+                self.short,
+                hint="free some space, or remove a checkpoint: ddtoolkit models list; ddtoolkit models rm",
             )
 
 

@@ -12,7 +12,9 @@ from toolkit.hardware.catalogue import oldest_driver
 
 _SHOWN = 4
 _VERSION = "/proc/driver/nvidia/version"
-_INSTALL = "ddtoolkit hosts prepare installs it, on hosts of an inventory; or install it by hand, and reboot"
+_INSTALL = (
+    "ddtoolkit hosts prepare NAME installs it, on hosts of an inventory; or install it by hand, and reboot"
+)
 _HOLD = "apt-mark hold {names}: an upgrade would replace the library under the loaded module"
 
 

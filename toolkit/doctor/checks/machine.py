@@ -29,7 +29,7 @@ def disk(facts: Facts, profile: Wanted) -> Iterator[Result]:
         yield bad(
             seen,
             f"{_size(least)} (host.min_free_disk)",
-            "free some there (ddtoolkit prune and models rm take what of the toolkit is not needed), or keep "
+            "free some there (ddtoolkit prune and ddtoolkit models rm take what is not needed), or keep "
             "less free: host.min_free_disk",
         )
     if weights["short"]:
