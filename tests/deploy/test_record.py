@@ -1,6 +1,7 @@
 """Keys that the server does not depend on: what is told and kept of a change; a release, but no server."""
 
 import json
+import re
 import sys
 import time
 from dataclasses import replace
@@ -87,6 +88,25 @@ def test_it_is_planned_told_recorded_and_no_drift(staged: Site) -> None:
     (entry,) = staged.json("history")
     assert (entry["kind"], entry["outcome"]) == ("record", "committed")
     assert entry["changes"] == [{"key": RATE, "old": None, "new": "9MB"}]
+
+
+def test_what_is_changed_while_a_command_waits_for_the_lock_is_in_its_diff(staged: Site) -> None:
+    layout = layout_of(load_profile(str(staged.profile)).profile)
+    release = Store(layout.service("local")).current()
+    assert release is not None
+    with ServiceHost(layout, "local").lock.hold("a change elsewhere"):
+        waiting = staged.start("swap", "--set", f"{RATE}=9MB", "--lock-wait", "60")
+        assert waiting.stderr is not None
+        first = waiting.stderr.readline()
+        profile = release.profile
+        profile["host"]["download_rate"] = "9MB"
+        release.record(profile, swapped=[RATE], sources={})
+    said = f"{first}{waiting.communicate(timeout=60)[1]}"
+    assert re.search(
+        r"  lock +local is locked by \S+ pid \d+ since [^:]+:\d\d:\d\dZ \(\d+ s\): a change ", first
+    )
+    assert "; waiting for it, 60 s at most\n" in first
+    assert (waiting.returncode, "nothing to do, every key has that value" in said) == (0, True), said
 
 
 def test_there_is_no_trying_of_what_nobody_would_notice(staged: Site) -> None:

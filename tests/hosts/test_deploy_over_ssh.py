@@ -146,7 +146,7 @@ def test_a_unit_is_rendered_as_the_host_has_it(
 
 
 def test_the_checks_run_on_every_host_against_its_own_address(
-    first: dict[str, Any], ddtoolkit: Command, hosts: tuple[Host, Host]
+    first: dict[str, Any], ddtoolkit: Command, hosts: tuple[Host, Host], inventory: Path
 ) -> None:
     """One host is given a second for them, which no host can make; the other is stopped."""
     release = hosts[0].path(f"/opt/ddtoolkit/services/{NAME}/releases/{first['ct200']['release']}")
@@ -156,7 +156,7 @@ def test_the_checks_run_on_every_host_against_its_own_address(
     hurried.write_text(json.dumps({"profile": profile, "swapped": []}), encoding="utf-8")
     hosts[1].root(["systemctl", "stop", f"ddtoolkit-{NAME}"])
     try:
-        shown = ddtoolkit("test", NAME, status=1)
+        shown = ddtoolkit("test", status=1)
         told = json.loads(ddtoolkit("test", NAME, "--json", status=1).stdout)
     finally:
         hurried.unlink()
@@ -165,7 +165,8 @@ def test_the_checks_run_on_every_host_against_its_own_address(
     assert re.search(r"^ct201 +not tested", shown.stdout, re.MULTILINE)
     assert "ct200: " in shown.stderr
     assert f"ct201: {NAME}: there is nothing to test: it is stopped" in shown.stderr
-    assert f"next: ddtoolkit status {NAME}; then: ddtoolkit start {NAME}" in shown.stderr
+    about = f"{NAME} -i {inventory} --limit ct201"
+    assert f"next: ddtoolkit status {about}; then: ddtoolkit start {about}" in shown.stderr
     report = told["hosts"]["ct200"]["result"]
     assert (report["verdict"], report["server"]["url"]) == ("refused", "http://127.0.0.1:30000")
     assert (told["exit_code"], told["hosts"]["ct201"]["ok"]) == (1, False)
@@ -197,7 +198,7 @@ def test_a_refused_deploy_leaves_the_old_key(
 
 def test_a_worse_swap_is_undone_and_recorded(first: dict[str, Any], ddtoolkit: Command) -> None:
     swapped = ddtoolkit(
-        "swap", NAME, "--set", "speculative.budget=7", "--set", "speculative.topk_cap=1",
+        "swap", "--set", "speculative.budget=7", "--set", "speculative.topk_cap=1",
         "--set", "speculative.debug_metrics=true", "--limit", "ct200", "--yes", "--json", status=5,
     )  # fmt: skip
     assert "speculative.budget: 8 -> 7" in swapped.stderr
@@ -206,7 +207,7 @@ def test_a_worse_swap_is_undone_and_recorded(first: dict[str, Any], ddtoolkit: C
     assert "acceptance_length" in outcome["message"]
     assert outcome["serving"] == first["ct200"]["release"]
 
-    history = results(ddtoolkit("history", NAME, "--json"))
+    history = results(ddtoolkit("history", "--json"))
     entries = history["ct200"]["entries"]
     assert [entry["outcome"] for entry in entries] == ["committed", *["rolled_back"] * 2]
     assert all("key SHA256:" in entry["who"] and entry["who"].endswith("as deploy") for entry in entries)
@@ -227,7 +228,7 @@ def test_a_swap_that_needs_provisioning_changes_nothing_and_says_so(
 def test_hosts_restart_in_turn_each_drained(first: dict[str, Any], ddtoolkit: Command, log: Path) -> None:
     before = served_pids(ddtoolkit)
     log.unlink(missing_ok=True)
-    ddtoolkit("restart", NAME, "--yes")
+    ddtoolkit("restart", "--yes")
     assert log.read_text(encoding="utf-8").split() == [
         "drain", "ct200", "undrain", "ct200", "drain", "ct201", "undrain", "ct201",
     ]  # fmt: skip
@@ -236,15 +237,21 @@ def test_hosts_restart_in_turn_each_drained(first: dict[str, Any], ddtoolkit: Co
 
 
 def test_hosts_are_locked_all_or_none(
-    first: dict[str, Any], ddtoolkit: Command, hosts: tuple[Host, Host]
+    first: dict[str, Any], ddtoolkit: Command, hosts: tuple[Host, Host], inventory: Path
 ) -> None:
     pids = served_pids(ddtoolkit)
     last = KnownHost("ct201", host_variables(hosts[1]))
     with Connections([last]) as held:
         held.reserve("ct201", NAME, "something long", wait=0)
-        refused = ddtoolkit("restart", NAME, "--yes", "--json", status=3)
+        refused = ddtoolkit("restart", "--yes", "--json", "--lock-wait", "1", status=3)
+        token = results(ddtoolkit("lock", "show", "--limit", "ct201", "--json"))["ct201"]["holder"]["token"]
     shown = json.loads(refused.stdout)["hosts"]
     assert "something long" in shown["ct201"]["error"]
+    assert re.search(
+        r"^ct201: .* is locked by .*: something long; waiting for it, 1 s at most$", refused.stderr, re.M
+    )
+    about = f"-i {inventory} --limit ct201"
+    assert f"ddtoolkit lock release {about} {token} --service {NAME}" in shown["ct201"]["hint"]
     assert shown["ct200"]["skipped"] == "not begun, since ct201 could not be locked"
     assert served_pids(ddtoolkit) == pids
     for host in ("ct200", "ct201"):
@@ -397,7 +404,7 @@ DRIFTS = [
 
 
 def test_no_drift_right_after_a_deploy(first: dict[str, Any], ddtoolkit: Command) -> None:
-    assert results(ddtoolkit("drift", NAME, *SETS, "--json")) == {"ct200": [], "ct201": []}
+    assert results(ddtoolkit("drift", *SETS, "--json")) == {"ct200": [], "ct201": []}
 
 
 def test_drifts_that_hands_make_are_found(

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -42,7 +43,7 @@ def test_says_who_since_when_and_how_to_release(service, lock):
         assert caught.value.exit_code == 3
         holder = lock.holder()
         assert f"pid {other.pid}" in caught.value.message
-        assert "for 0 s: deploy profile stub" in caught.value.message
+        assert re.search(r" since \S+ \S+Z \(0 s\): deploy profile stub", caught.value.message)
         assert f"ddtoolkit lock release {holder.token} --service stub" in caught.value.hint
         assert service.paths.lock.stat().st_mode & 0o777 == 0o600
         other.stdin.close()
@@ -57,6 +58,36 @@ def test_wait_gets_it_when_it_is_freed(service, lock):
         with lock.hold("swap", wait=20) as held:
             assert held.taken_over is None
             assert lock.holder() == held.info
+
+
+def test_who_is_waited_for_is_told_at_once_at_a_change_and_now_and_then(service, lock, monkeypatch):
+    said = []
+
+    def told(count):
+        end = time.monotonic() + 10
+        while len(said) < count:
+            assert time.monotonic() < end, said
+            time.sleep(0.02)
+
+    def wait():
+        with lock.hold("swap", wait=30, on_wait=said.append):
+            said.append("got it")
+
+    with another_process(service, "deploy profile stub") as other:
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        told(1)
+        value = json.loads(service.paths.lock.read_text()) | {"command": "rollback"}
+        service.paths.lock.write_text(json.dumps(value))
+        told(2)
+        monkeypatch.setattr(lock_module, "_TELL_EVERY", 0.3)
+        told(4)
+        other.stdin.close()
+    waiting.join(10)
+    since = rf"stub is locked by \S+ pid {other.pid} since \S+ \S+Z \(\d+ s\): "
+    assert re.fullmatch(rf"{since}deploy profile stub; waiting for it, 30 s at most", said[0]), said
+    assert all(re.fullmatch(rf"{since}rollback; waiting for it, \d+ s at most", line) for line in said[1:-1])
+    assert said[-1] == "got it"
 
 
 def test_dead_holder_is_taken_over_visibly(service, lock):

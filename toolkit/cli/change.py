@@ -86,7 +86,9 @@ def swap(
     require_yes(yes=yes, as_json=as_json)
     watcher = Lines(verbose=verbose).watcher()
     judging = Judging(new_baseline=new_baseline, experiment_seconds=seconds)
-    with reserve(service.layout, service.name, "swap", wait=lock_wait, on_event=watcher.event):
+    with reserve(
+        service.layout, service.name, "swap", wait=lock_wait, on_event=watcher.event, on_wait=watcher.waiting
+    ):
         host = ServiceHost(service.layout, service.name)
         _, changes = swap_changes(host, current_release(service), sets or (), judging)
         if not changes:
@@ -149,7 +151,14 @@ def rollback(
     service = find_service(name)
     require_yes(yes=yes, as_json=as_json)
     watcher = Lines(verbose=verbose).watcher()
-    with reserve(service.layout, service.name, "rollback", wait=lock_wait, on_event=watcher.event):
+    with reserve(
+        service.layout,
+        service.name,
+        "rollback",
+        wait=lock_wait,
+        on_event=watcher.event,
+        on_wait=watcher.waiting,
+    ):
         host = ServiceHost(service.layout, service.name)
         current = current_release(service)
         target = rollback_target(host, current, release)

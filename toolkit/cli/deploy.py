@@ -107,7 +107,12 @@ def deploy_profile(
     profile = resolved.profile
     wheels = _wheels_here(profile, wheelhouse)
     with reserve(
-        layout_of(profile), profile.name, f"deploy profile {name}", wait=lock_wait, on_event=watcher.event
+        layout_of(profile),
+        profile.name,
+        f"deploy profile {name}",
+        wait=lock_wait,
+        on_event=watcher.event,
+        on_wait=watcher.waiting,
     ):
         prepared = prepare(resolved)
         told = prepared.plan.to_json()

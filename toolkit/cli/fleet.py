@@ -113,7 +113,9 @@ def deploy(
     command = f"deploy profile {wanted.service}"
     with Connections(hosts, python=resolved.profile.host.python) as connections:
         names, wait, limit = list(connections.hosts), manner.lock_wait, where.parallel
-        out = lock_all(connections, names, wanted.service, command, wait=wait, limit=limit)
+        out = lock_all(
+            connections, names, wanted.service, command, wait=wait, limit=limit, tell=_tell_waiting
+        )
         plans = plan_everywhere(wanted, connections, limit=limit, but=out)
         _show_plans(plans, say)
         plans = halted(leaving_out(plans, where.limit), "not begun, since {} could not be planned")
@@ -372,7 +374,8 @@ def _change(
         if operation == "upgrade":
             libraries = Libraries(wheelhouse, connections.hosts, where.parallel)
         words, limit = _words(operation, args), where.parallel
-        out = lock_all(connections, names, service, words, wait=manner.lock_wait, limit=limit)
+        wait = manner.lock_wait
+        out = lock_all(connections, names, service, words, wait=wait, limit=limit, tell=_tell_waiting)
         names = [host for host in names if host not in {item.host for item in out}]
         wanted = {"service": service, **args}
         out = for_begun(out, operation, args, connections.hosts, limit)
@@ -413,6 +416,12 @@ def _change(
 
             results = change_in_turn([connections.hosts[host] for host in names], work, batch=where.batch)
     _end([*out, *results], manner)
+
+
+def _tell_waiting(host: str, message: dict[str, Any]) -> None:
+    """Say who is waited for; no board is up yet."""
+    if "step" in message:
+        say(f"{host}: {message['step'][1]}")
 
 
 def _changes_something(operation: str, preview: HostResult) -> bool:

@@ -65,7 +65,14 @@ def upgrade(
     service = find_service(name)
     require_yes(yes=yes, as_json=as_json)
     watcher, outcome = Lines(verbose=verbose).watcher(), None
-    with reserve(service.layout, service.name, "upgrade", wait=lock_wait, on_event=watcher.event):
+    with reserve(
+        service.layout,
+        service.name,
+        "upgrade",
+        wait=lock_wait,
+        on_event=watcher.event,
+        on_wait=watcher.waiting,
+    ):
         current = current_release(service)
         changes = upgrade_changes(service, current)
         for line in changes or ["nothing to do, it runs on this version and its libraries"]:
@@ -173,7 +180,7 @@ def uninstall(
     service = find_service(name)
     _ask(f"remove {service.name} from this machine", yes=yes, as_json=as_json)
     lines = Lines(verbose=verbose)
-    removal = run(service, purge=purge, wait=lock_wait, on_event=lines.event)
+    removal = run(service, purge=purge, wait=lock_wait, on_event=lines.event, on_wait=lines.waiting)
     if as_json:
         emit({"ok": True, **removal.to_json()})
         return

@@ -58,6 +58,10 @@ class Watcher:
     line: Callable[[str], None]
     event: Callable[[Event], None]
 
+    def waiting(self, message: str) -> None:
+        """The lock is another's: whose, and how long it is waited for."""
+        self.step("lock", message)
+
 
 def deploy(
     prepared: Prepared,
@@ -101,7 +105,12 @@ def deploy(
     words = (f"--ignore-check {name}" for name in ignored)
     command = " ".join([f"deploy profile {prepared.profile.name}", *words])
     with hold(
-        prepared.service.layout, prepared.service.name, command, wait=lock_wait, on_event=watcher.event
+        prepared.service.layout,
+        prepared.service.name,
+        command,
+        wait=lock_wait,
+        on_event=watcher.event,
+        on_wait=watcher.waiting,
     ) as session:
         _refuse_if_moved(session.host, prepared.current)
         _repair(prepared, watcher)
@@ -210,7 +219,9 @@ def swap(
         LockedError: another change is under way.
     """
     command = _swap_command(sets, judging)
-    with hold(service.layout, service.name, command, wait=lock_wait, on_event=watcher.event) as session:
+    with hold(
+        service.layout, service.name, command, wait=lock_wait, on_event=watcher.event, on_wait=watcher.waiting
+    ) as session:
         current = current_release(service)
         profile, changes = swap_changes(session.host, current, sets, judging)
         if not changes:
@@ -358,7 +369,9 @@ def rollback(
         LockedError: another change is under way.
     """
     command = f"rollback {release_id or ''}".strip()
-    with hold(service.layout, service.name, command, wait=lock_wait, on_event=watcher.event) as session:
+    with hold(
+        service.layout, service.name, command, wait=lock_wait, on_event=watcher.event, on_wait=watcher.waiting
+    ) as session:
         current = current_release(service)
         target = rollback_target(session.host, current, release_id)
         changes = _changes_between(current, target)
@@ -405,7 +418,9 @@ def full_test(service: Deployed, watcher: Watcher, *, lock_wait: float) -> Outco
         LockedError: a change is under way.
     """
     command = "test --level full"
-    with hold(service.layout, service.name, command, wait=lock_wait, on_event=watcher.event) as session:
+    with hold(
+        service.layout, service.name, command, wait=lock_wait, on_event=watcher.event, on_wait=watcher.waiting
+    ) as session:
         current = current_release(service)
         profile = profile_from_data(current.profile)
         if profile.speculative.algorithm != "DDTREE":

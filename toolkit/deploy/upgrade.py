@@ -52,7 +52,14 @@ def upgrade(
         LockedError: another change is under way.
         ToolkitError: the libraries cannot be installed; what serves was not touched.
     """
-    with hold(service.layout, service.name, "upgrade", wait=lock_wait, on_event=watcher.event) as session:
+    with hold(
+        service.layout,
+        service.name,
+        "upgrade",
+        wait=lock_wait,
+        on_event=watcher.event,
+        on_wait=watcher.waiting,
+    ) as session:
         current = current_release(service)
         if not upgrade_changes(service, current):
             return None

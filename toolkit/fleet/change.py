@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from toolkit.errors import StoppedWatchingError, ToolkitError, UnreachableError
 from toolkit.fleet.connections import Connections
-from toolkit.fleet.drain import exit_code_of
+from toolkit.fleet.drain import TellHost, exit_code_of
 from toolkit.fleet.many import at_once, in_turn
 from toolkit.fleet.results import HostResult
 from toolkit.inventory.commands import command as given
@@ -23,6 +24,7 @@ def lock_all(
     *,
     wait: float,
     limit: int,
+    tell: TellHost | None = None,
 ) -> list[HostResult]:
     """Take a service's lock on all hosts that can be reached, or on none.
 
@@ -33,6 +35,7 @@ def lock_all(
         command: what is done, shown to whoever finds the service locked.
         wait: seconds to wait for each lock.
         limit: hosts that are connected to at the same time.
+        tell: told who is waited for, and how long yet.
 
     Returns:
         A result for each host that must not be touched; those that cannot be reached keep no other one back.
@@ -44,7 +47,8 @@ def lock_all(
         try:
             if (error := opened[name]) is not None:
                 raise error
-            connections.reserve(name, service, command, wait=wait)
+            heard = None if tell is None else partial(tell, name)
+            connections.reserve(name, service, command, wait=wait, tell=heard)
         except (UnreachableError, NotReadyError) as error:
             out.append(HostResult(name, error=error))
         except ToolkitError as error:

@@ -100,14 +100,16 @@ class Connections:
             return bool(self.call(name, "status", {"service": service})[0]["healthy"])
         return False
 
-    def reserve(self, name: str, service: str, command: str, *, wait: float) -> None:
-        """Take the service's lock on a host, until its agent ends.
+    def reserve(
+        self, name: str, service: str, command: str, *, wait: float, tell: Tell | None = None
+    ) -> None:
+        """Take the service's lock on a host, until its agent ends; `tell` hears who is waited for.
 
         Raises:
             LockedError: someone else holds it.
         """
         args = {"service": service, "command": command, "lock_wait": wait}
-        self._before[name] = self.call(name, "reserve", args)["transaction"]
+        self._before[name] = self.call(name, "reserve", args, tell)["transaction"]
 
     def _resume(self, name: str, service: str, tell: Tell, since: Callable[[], float]) -> Any:
         end = time.monotonic() + _PATIENCE

@@ -186,7 +186,14 @@ def change(args: Args, send: Send) -> dict[str, Any]:
     _identify(args)
     service = find_service(args["service"])
     verb = {"start": control.start, "stop": control.stop, "restart": control.restart}[args["verb"]]
-    outcome = verb(service.layout, service.name, wait=args["lock_wait"], on_event=_watcher(send).event)
+    watcher = _watcher(send)
+    outcome = verb(
+        service.layout,
+        service.name,
+        wait=args["lock_wait"],
+        on_event=watcher.event,
+        on_wait=watcher.waiting,
+    )
     return _ended(service, outcome)
 
 
@@ -222,6 +229,7 @@ def uninstall(args: Args, send: Send) -> dict[str, Any]:
         purge=bool(args.get("purge")),
         wait=args["lock_wait"],
         on_event=_watcher(send).event,
+        on_wait=_watcher(send).waiting,
     )
     return removal.to_json()
 
@@ -299,7 +307,12 @@ def reserve(args: Args, send: Send) -> dict[str, Any]:
     for service in deployed_services():
         if service.name == name:
             held = controller.reserve(
-                service.layout, name, args["command"], wait=args["lock_wait"], on_event=_watcher(send).event
+                service.layout,
+                name,
+                args["command"],
+                wait=args["lock_wait"],
+                on_event=_watcher(send).event,
+                on_wait=_watcher(send).waiting,
             )
             RESERVED.enter_context(held)
             return {"service": name, "transaction": _last(ServiceHost(service.layout, name))}

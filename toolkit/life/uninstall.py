@@ -64,7 +64,12 @@ class Removal:
 
 
 def uninstall(
-    service: Deployed, *, purge: bool, wait: float, on_event: Callable[[Event], None] | None = None
+    service: Deployed,
+    *,
+    purge: bool,
+    wait: float,
+    on_event: Callable[[Event], None] | None = None,
+    on_wait: Callable[[str], None] | None = None,
 ) -> Removal:
     """Stop a service and remove it: unit, releases, state, cache.
 
@@ -75,6 +80,7 @@ def uninstall(
         purge: also remove its history and, with the last service, the toolkit itself.
         wait: seconds to wait for the lock.
         on_event: called with each event of the stop.
+        on_wait: called with a line on whom is waited for, and how long yet.
 
     Raises:
         LockedError: a change is under way.
@@ -84,7 +90,7 @@ def uninstall(
     done = Removal(service.name)
     words = "uninstall --purge" if purge else "uninstall"
     user = _user_of(host)
-    with reserve(service.layout, service.name, words, wait=wait, on_event=on_event):
+    with reserve(service.layout, service.name, words, wait=wait, on_event=on_event, on_wait=on_wait):
         if host.process_status().active:
             outcome = control.stop(service.layout, service.name, on_event=on_event)
             if outcome.status != "committed":

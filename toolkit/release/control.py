@@ -50,6 +50,7 @@ def start(
     wait: float = 0.0,
     command: str = "start",
     on_event: Callable[[Event], None] | None = None,
+    on_wait: Callable[[str], None] | None = None,
 ) -> Outcome:
     """Start the current release and wait for a real token; nothing happens to one that serves already.
 
@@ -59,13 +60,14 @@ def start(
         wait: seconds to wait for the lock.
         command: the command given, for the history.
         on_event: called with each event.
+        on_wait: called with a line on whom is waited for, and how long yet.
 
     Raises:
         ConfigError: nothing is deployed.
         LockedError: someone else is changing the service.
         ToolkitError: it cannot be begun.
     """
-    return _simple(layout, name, "start", wait, command, on_event)
+    return _simple(layout, name, "start", wait, command, on_event, on_wait)
 
 
 def stop(
@@ -75,9 +77,10 @@ def stop(
     wait: float = 0.0,
     command: str = "stop",
     on_event: Callable[[Event], None] | None = None,
+    on_wait: Callable[[str], None] | None = None,
 ) -> Outcome:
     """Stop the service until `start` or a deploy. Arguments and errors as `start`."""
-    return _simple(layout, name, "stop", wait, command, on_event)
+    return _simple(layout, name, "stop", wait, command, on_event, on_wait)
 
 
 def restart(
@@ -87,9 +90,10 @@ def restart(
     wait: float = 0.0,
     command: str = "restart",
     on_event: Callable[[Event], None] | None = None,
+    on_wait: Callable[[str], None] | None = None,
 ) -> Outcome:
     """Stop and start the current release and wait for a real token. Arguments and errors as `start`."""
-    return _simple(layout, name, "restart", wait, command, on_event)
+    return _simple(layout, name, "restart", wait, command, on_event, on_wait)
 
 
 def run_request(
@@ -125,9 +129,10 @@ def _simple(
     wait: float,
     command: str,
     on_event: Callable[[Event], None] | None,
+    on_wait: Callable[[str], None] | None,
 ) -> Outcome:
     _subject(ServiceHost(layout, name), kind)
-    with hold(layout, name, command, wait=wait, on_event=on_event) as session:
+    with hold(layout, name, command, wait=wait, on_event=on_event, on_wait=on_wait) as session:
         release = _subject(session.host, kind)
         request = Request(kind=kind, who=whoami(), command=command, release=release)
         return _mention_full_disk(session.host, run_request(session, request, on_event))

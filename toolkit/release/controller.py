@@ -57,6 +57,7 @@ def hold(
     *,
     wait: float = 0.0,
     on_event: Callable[[Event], None] | None = None,
+    on_wait: Callable[[str], None] | None = None,
     keep_timer: bool = False,
 ) -> Iterator[Session]:
     """Hold the service's lock for the body; an interrupted transaction is finished or reversed first.
@@ -67,6 +68,7 @@ def hold(
         command: what is done, shown to others.
         wait: seconds to wait for another holder.
         on_event: called with each event of a recovery.
+        on_wait: called with a line on whom is waited for, and how long yet.
         keep_timer: leave a dead experiment timer alone (the timer's own use).
 
     Raises:
@@ -79,7 +81,7 @@ def hold(
         return
     prepare_layout(layout.root, host.paths)
     try:
-        with host.lock.hold(command, wait=wait) as held:
+        with host.lock.hold(command, wait=wait, on_wait=on_wait) as held:
             host.reserve.fill()
             recovered = _recover(host, on_event)
             clear(host)
@@ -101,6 +103,7 @@ def reserve(
     *,
     wait: float = 0.0,
     on_event: Callable[[Event], None] | None = None,
+    on_wait: Callable[[str], None] | None = None,
 ) -> Iterator[None]:
     """Hold the lock over several uses of `hold` in this process, so that nothing changes in between.
 
@@ -109,7 +112,7 @@ def reserve(
     if not layout.service(name).base.is_dir():
         yield
         return
-    with hold(layout, name, command, wait=wait, on_event=on_event) as session:
+    with hold(layout, name, command, wait=wait, on_event=on_event, on_wait=on_wait) as session:
         _reserved[session.host.paths.lock] = session
         try:
             yield

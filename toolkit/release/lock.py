@@ -12,13 +12,15 @@ import fcntl
 import getpass
 import math
 import os
+import re
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from toolkit.errors import ConfigError, LockedError, ToolkitError
@@ -30,6 +32,8 @@ from toolkit.service.processes import ProcessId, identify
 HEARTBEAT = 5.0
 STALE_AFTER = 60.0
 _POLL = 0.2
+_TELL_EVERY = 5.0  # seconds between two words of who is waited for
+_AGE = re.compile(r" \([\d hmins]+\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,14 @@ class LockInfo:
     def age(self) -> str:
         """Time since it was taken, for people."""
         return _duration(time.time() - self.since)
+
+    def held(self) -> str:
+        """Since when it is held, and for how long, for people."""
+        try:
+            when = f"{datetime.fromtimestamp(self.since, UTC):%Y-%m-%d %H:%M:%SZ}"
+        except (OverflowError, ValueError, OSError):
+            when = "an unknown time"  # the file was damaged
+        return f"since {when} ({self.age()})"
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -111,18 +123,21 @@ class Lock:
         return fd
 
     @contextmanager
-    def hold(self, command: str, *, wait: float = 0.0) -> Iterator[Held]:
+    def hold(
+        self, command: str, *, wait: float = 0.0, on_wait: Callable[[str], None] | None = None
+    ) -> Iterator[Held]:
         """Hold the token for the body.
 
         Args:
             command: what is done, shown to others.
             wait: seconds to wait for another holder.
+            on_wait: told at once who is waited for and how long yet, then now and then and at each change.
 
         Raises:
             LockedError: another holder is alive or a transaction runs; the message has holder, age and the
                 command to release it.
         """
-        held = self._acquire(command, time.monotonic() + wait)
+        held = self._acquire(command, time.monotonic() + wait, on_wait)
         ended = threading.Event()
         beat = threading.Thread(target=self._heartbeat, args=(held.info.token, ended), daemon=True)
         beat.start()
@@ -167,18 +182,20 @@ class Lock:
         shown = token if isinstance(token, str) else "damaged"
         return LockInfo(shown, f"nobody known: {self._token_file} is damaged", "unknown", since, None, "")
 
-    def _acquire(self, command: str, end: float) -> Held:
+    def _acquire(self, command: str, end: float, on_wait: Callable[[str], None] | None) -> Held:
         try:
             make_private(self._state)
         except OSError as error:
             raise ToolkitError(f"{self._state}: {error.strerror}") from error
+        waiting = _Waiting(on_wait)
         while True:
             try:
                 return self._try(command)
-            except LockedError:
-                if time.monotonic() >= end:
+            except LockedError as error:
+                if (left := end - time.monotonic()) <= 0:
                     raise
-                time.sleep(_POLL)
+                waiting.tell(error.message, left)
+                time.sleep(min(_POLL, left))
 
     def _try(self, command: str) -> Held:
         with self._guard():
@@ -189,12 +206,12 @@ class Lock:
                     release = f", or: ddtoolkit lock release {info.token} --service {self._name}"
                     running = self.transaction_running()  # which no release of the lock ends
                     raise LockedError(
-                        f"{self._name} is locked by {info.who} for {info.age()}: {info.command}",
+                        f"{self._name} is locked by {info.who} {info.held()}: {info.command}",
                         hint="wait with --lock-wait" + ("" if running else release),
                     )
                 taken_over = info
             if self.transaction_running():
-                by = f" begun by {info.who} {info.age()} ago ({info.command})" if info else ""
+                by = f" begun by {info.who} ({info.command}, {info.held()})" if info else ""
                 raise LockedError(
                     f"{self._name}: a transaction{by} is running on the host and ends by itself",
                     hint=f"watch it with: ddtoolkit status {self._name}",
@@ -235,6 +252,27 @@ class Lock:
             info = self.holder()
             if info is not None and info.token == token:
                 self._token_file.unlink(missing_ok=True)
+
+
+class _Waiting:
+    """Tells whom a wait is for: at once, when it is another one, and now and then."""
+
+    def __init__(self, tell: Callable[[str], None] | None) -> None:
+        self._tell = tell
+        self._said, self._when = "", 0.0
+
+    def tell(self, message: str, left: float) -> None:
+        """Say it, unless it was said just now.
+
+        Args:
+            message: who holds the lock, since when and with what.
+            left: seconds until the wait is given up.
+        """
+        who, now = _AGE.sub("", message), time.monotonic()
+        if self._tell is None or (who == self._said and now - self._when < _TELL_EVERY):
+            return
+        self._said, self._when = who, now
+        self._tell(f"{message}; waiting for it, {math.ceil(left)} s at most")
 
 
 @dataclass(frozen=True, slots=True)
