@@ -103,7 +103,7 @@ def test_dead_holder_is_taken_over_visibly(service, lock):
 
 def test_holder_elsewhere_lives_by_its_heartbeat(lock, service, monkeypatch):
     with lock.hold("swap"):
-        value = json.loads(service.paths.lock.read_text()) | {"host": "elsewhere"}
+        value = json.loads(service.paths.lock.read_text()) | {"host": "elsewhere", "process": None}
         service.paths.lock.write_text(json.dumps(value))
         assert not lock.stale(lock.holder())
         old = time.time() - lock_module.STALE_AFTER - 1

@@ -1,5 +1,6 @@
 """A connection that breaks or falls silent: the agent does not keep its locks, the change is found again."""
 
+import json
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from toolkit.errors import ToolkitError
 from toolkit.hostside.operations import follow
 from toolkit.inventory.host import Host
 from toolkit.release.controller import begin, hold
+from toolkit.release.journal import JOURNAL_FILE
 from toolkit.release.locate import Deployed, remember
 from toolkit.remote import agent
 
@@ -64,27 +66,42 @@ def test_a_control_machine_that_only_waits_is_heard(monkeypatch):
 def test_a_change_that_was_begun_is_found_again(deployed):
     service, done = deployed
     sent = []
-    found = follow({"service": service.name, "since": 0.0, "after": None}, sent.append)
+    found = follow({"service": service.name, "last": None, "after": None}, sent.append)
     assert found["outcome"]["transaction"] == done
     assert sent
+
+
+def test_what_was_heard_is_not_told_again_whatever_the_clock_says(deployed):
+    """The host's clock was set back an hour in the middle of the change."""
+    service, _ = deployed
+    journal = service.paths.transaction / JOURNAL_FILE
+    lines = [json.loads(line) for line in journal.read_bytes().partition(b"\0")[0].splitlines()]
+    for event in lines[3:]:
+        event["time"] -= 3600
+    journal.write_text("".join(f"{json.dumps(event)}\n" for event in lines))
+    sent = []
+    follow({"service": service.name, "last": lines[2]}, sent.append)
+    assert [message["event"] for message in sent] == lines[3:]
+    follow({"service": service.name, "last": {**lines[2], "step": "of another"}}, sent.append)
+    assert [message["event"] for message in sent[len(lines[3:]) :]] == lines
 
 
 def test_a_change_that_was_never_begun_is_not_taken_for_the_one_before(deployed):
     service, done = deployed
     with pytest.raises(ToolkitError, match="before the change was begun; what serves was not touched"):
-        follow({"service": service.name, "since": 0.0, "after": done}, lambda _: None)
+        follow({"service": service.name, "last": None, "after": done}, lambda _: None)
 
 
 def test_a_first_deploy_that_left_no_record_was_not_begun(deployed):
     with pytest.raises(ToolkitError, match="before the change was begun"):
-        follow({"service": "other", "since": 0.0, "after": None}, lambda _: None)
+        follow({"service": "other", "last": None, "after": None}, lambda _: None)
 
 
 def test_a_change_that_is_still_being_prepared_is_waited_for(deployed):
     service, done = deployed
     second = service.stage("two")
     found = []
-    args = {"service": service.name, "since": 0.0, "after": done}
+    args = {"service": service.name, "last": None, "after": done}
     waiting = threading.Thread(target=lambda: found.append(follow(args, lambda _: None)))
     with hold(service.layout, service.name, "the lost one"):
         waiting.start()

@@ -25,6 +25,7 @@ from toolkit.cli.output import emit, require_yes, say
 from toolkit.errors import ConfigError, ToolkitError
 
 if TYPE_CHECKING:
+    from toolkit.deploy.judging import Judging
     from toolkit.profile.overlay import Overlay
     from toolkit.release.host import ServiceHost
     from toolkit.release.locate import Deployed
@@ -48,7 +49,11 @@ def swap(
     ] = False,
     duration: Annotated[
         str | None,
-        typer.Option("--for", metavar="TIME", help="How long an experiment lasts, such as 30m; unset: 1h."),
+        typer.Option(
+            "--for",
+            metavar="TIME",
+            help="How long an experiment lasts, from now on, such as 30m; unset: 1h.",
+        ),
     ] = None,
     new_baseline: NewBaseline = False,
     save: Annotated[
@@ -65,22 +70,23 @@ def swap(
 ) -> None:
     """Change keys of the deployed profile with one restart; undone by itself when it is worse."""
     seconds = _experiment_seconds(duration, experiment=experiment)
-    overlay = _overlay(save, sets or (), experiment=experiment)
+    overlay, prolong = _overlay(save, sets or (), experiment=experiment), duration is not None
     where = fleet.where(inventory, limit, batch=batch)
     if where is not None:
         manner = fleet.Manner(yes, verbose, as_json, lock_wait)
-        options = {"new_baseline": new_baseline, "experiment_seconds": seconds}
+        options = {
+            "new_baseline": new_baseline,
+            "experiment_seconds": seconds,
+            "prolong": duration is not None,
+        }
         fleet.swap(name, sets or (), where, manner, **options)
         _save(overlay)
         return
     from toolkit.cli.progress import Lines
-    from toolkit.deploy.flow import describe, swap_changes
     from toolkit.deploy.flow import swap as run_swap
     from toolkit.deploy.judging import Judging
-    from toolkit.profile.recorded import restarts
     from toolkit.release.controller import reserve
-    from toolkit.release.host import ServiceHost
-    from toolkit.release.locate import current_release, find_service
+    from toolkit.release.locate import find_service
 
     service = find_service(name)
     require_yes(yes=yes, as_json=as_json)
@@ -89,20 +95,14 @@ def swap(
     with reserve(
         service.layout, service.name, "swap", wait=lock_wait, on_event=watcher.event, on_wait=watcher.waiting
     ):
-        host = ServiceHost(service.layout, service.name)
-        _, changes = swap_changes(host, current_release(service), sets or (), judging)
-        if not changes:
-            say(f"{service.name}: nothing to do, every key has that value already")
+        if not _tell_swap(service, sets or (), judging, prolong=prolong):
             _save(overlay)
             if as_json:
                 emit({"ok": True, "service": service.name, "changes": [], "outcome": None})
             return
-        say(f"swap on {service.name}, {_restart(host) if restarts(changes) else 'no restart'}:")
-        for line in describe(changes):
-            say(f"  {line}")
-        if seconds is not None:
-            say(f"  an experiment: returns to the release before after {seconds:.0f} s")
-        outcome = run_swap(service, sets or (), watcher, lock_wait=lock_wait, judging=judging)
+        outcome = run_swap(
+            service, sets or (), watcher, lock_wait=lock_wait, judging=judging, prolong=prolong
+        )
     unsaved = None
     if outcome is None or outcome.exit_code == 0:
         try:
@@ -112,6 +112,35 @@ def swap(
     _finish(service, outcome, as_json=as_json, unsaved=unsaved)
     if unsaved is not None:
         raise unsaved
+
+
+def _tell_swap(service: Deployed, sets: Sequence[str], judging: Judging, *, prolong: bool) -> bool:
+    """Show the diff of a swap on this machine; whether there is something to do."""
+    from toolkit.deploy.flow import describe, swap_changes
+    from toolkit.profile.recorded import restarts
+    from toolkit.release.host import ServiceHost
+    from toolkit.release.locate import current_release
+    from toolkit.release.trial import longer
+
+    host, current = ServiceHost(service.layout, service.name), current_release(service)
+    _, changes = swap_changes(host, current, sets, judging)
+    seconds = judging.experiment_seconds
+    if changes:
+        say(f"swap on {service.name}, {_restart(host) if restarts(changes) else 'no restart'}:")
+        for line in describe(changes):
+            say(f"  {line}")
+        if seconds is not None:
+            say(f"  an experiment: returns to the release before after {seconds:.0f} s")
+        return True
+    running = None if seconds is None else longer(host, current, sets, seconds if prolong else None)
+    if running is not None and running.line is not None:
+        say(f"swap on {service.name}, no restart:")
+        say(f"  {running.line}")
+        return True
+    say(f"{service.name}: nothing to do, every key has that value already")
+    if running is not None:
+        say(f"  {running.advice}")
+    return False
 
 
 def rollback(

@@ -493,21 +493,23 @@ def _show_plans(plans: Sequence[HostResult], tell: Callable[[str], None]) -> Non
 
 def _show_changes(operation: str, service: str, previews: Sequence[HostResult]) -> None:
     """The diff, once for all hosts that have the same."""
-    groups: dict[tuple[str, ...], list[str]] = {}
-    unfelt = set()
+    groups: dict[tuple[tuple[str, ...], bool], list[str]] = {}
     for item in previews:
         if item.value is not None:
-            groups.setdefault(tuple(item.value["changes"]), []).append(item.host)
-            if not item.value.get("restarts", True):
-                unfelt.add(tuple(item.value["changes"]))
-    for changes, hosts in groups.items():
+            felt = item.value.get("restarts", True)
+            groups.setdefault((tuple(item.value["changes"]), felt), []).append(item.host)
+    for (changes, felt), hosts in groups.items():
         if not changes and operation in _ONLY_WITH_CHANGES:
             say(f"{', '.join(hosts)}: nothing to do, {_ONLY_WITH_CHANGES[operation]}")
             continue
-        how = "no restart" if changes in unfelt else "one restart each"
-        say(f"{operation} of {service} on {', '.join(hosts)}, {how}:")
+        say(
+            f"{operation} of {service} on {', '.join(hosts)}, {'one restart each' if felt else 'no restart'}:"
+        )
         for line in changes:
             say(f"  {line}")
+    for item in previews:
+        if item.value is not None and not item.value["changes"] and "hint" in item.value:
+            say(f"  {item.host}: {item.value['hint']}")
 
 
 def show_errors(results: Sequence[HostResult]) -> None:

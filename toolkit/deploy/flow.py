@@ -38,6 +38,7 @@ from toolkit.release.locate import Deployed, current_release, remember
 from toolkit.release.lock import whoami
 from toolkit.release.request import Kind, Outcome, Request
 from toolkit.release.store import Release, content_digest
+from toolkit.release.trial import go_on, longer
 from toolkit.service.command import release_unit
 from toolkit.service.secrets import store_secrets, stored_secrets
 from toolkit.service.unit import SecretSource, Unit
@@ -200,6 +201,7 @@ def swap(
     lock_wait: float,
     judging: Judging,
     given: Mapping[str, str] | None = None,
+    prolong: bool = False,
 ) -> Outcome | None:
     """Change keys of the profile that is deployed, by one transaction.
 
@@ -210,6 +212,7 @@ def swap(
         lock_wait: seconds to wait for the lock.
         judging: how the release is judged.
         given: values of the secrets, where these and provisioning are another machine's work; else None.
+        prolong: let an experiment that tries these very values return by the time that `judging` names.
 
     Returns:
         The outcome; None when every key has the asked value already.
@@ -225,7 +228,10 @@ def swap(
         current = current_release(service)
         profile, changes = swap_changes(session.host, current, sets, judging)
         if not changes:
-            return None
+            seconds = judging.experiment_seconds
+            if seconds is None or not prolong or longer(session.host, current, sets, seconds) is None:
+                return None
+            return go_on(session.host, current, command, seconds)
         if given is None and _keeps_secrets(current.unit):
             given = {}
         if given is None:

@@ -53,20 +53,8 @@ def record(
         seconds={"total": round(time.monotonic() - begin, 3)},
         transaction=request.id,
     )
-    entry = history.Entry(
-        id=request.id,
-        kind=request.kind,
-        outcome=outcome.status,
-        who=request.who,
-        command=command,
-        release=release.id,
-        base=release.id,
-        changes=request.changes,
-        message=outcome.message,
-        seconds=outcome.seconds,
-    )
     try:
-        history.append(host.paths, entry)
+        history.append(host.paths, history.entry_of(request, outcome))
     except ToolkitError as error:
         raise ToolkitError(f"{outcome.message}, but {error.message}", hint=error.hint) from error
     return outcome

@@ -79,20 +79,20 @@ class Connections:
             UnreachableError: the host did not come back in time; its transaction goes on without us.
             ToolkitError: what the operation raised.
         """
-        since = 0.0
+        last: dict[str, Any] | None = None
 
         def watch(message: dict[str, Any]) -> None:
-            nonlocal since
-            since = max(since, float(message.get("event", {}).get("time", since)))
+            nonlocal last
+            last = message.get("event", last)
             tell(message)
 
         try:
             return self.call(name, operation, args, watch)
         except UnreachableError as error:
-            if not since and name not in self._before:
+            if last is None and name not in self._before:
                 raise
             tell({"step": ["reconnect", error.message]})
-        return self._resume(name, args["service"], watch, lambda: since)
+        return self._resume(name, args["service"], watch, lambda: last)
 
     def serves(self, name: str, service: str) -> bool:
         """Whether the service answers on a host; False also where the host cannot be asked."""
@@ -111,19 +111,19 @@ class Connections:
         args = {"service": service, "command": command, "lock_wait": wait}
         self._before[name] = self.call(name, "reserve", args, tell)["transaction"]
 
-    def _resume(self, name: str, service: str, tell: Tell, since: Callable[[], float]) -> Any:
+    def _resume(self, name: str, service: str, tell: Tell, last: Callable[[], dict[str, Any] | None]) -> Any:
         end = time.monotonic() + _PATIENCE
         while True:
             with self._guard:
                 self._agents.pop(name, None)
-            args = {"service": service, "since": since()}
-            if not since():
+            args = {"service": service, "last": last()}
+            if last() is None:
                 args["after"] = self._before[name]
             try:
                 return self.call(name, "follow", args, tell)
             except UnreachableError as error:
                 if time.monotonic() > end:
-                    goes_on = "goes on" if since() else "may have been begun, and goes on then,"
+                    goes_on = "goes on" if last() else "may have been begun, and goes on then,"
                     raise UnreachableError(
                         f"{error.message}; the change {goes_on} on the host by itself",
                         hint=command([self.hosts[name]], f"status {service}"),

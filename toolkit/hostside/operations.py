@@ -36,7 +36,7 @@ from toolkit.profile.recorded import restarts
 from toolkit.release import control, controller, history, lock, view
 from toolkit.release.controller import is_reserved
 from toolkit.release.host import ServiceHost
-from toolkit.release.journal import Event
+from toolkit.release.journal import Event, read_journal
 from toolkit.release.locate import (
     Deployed,
     current_release,
@@ -46,6 +46,7 @@ from toolkit.release.locate import (
 )
 from toolkit.release.request import Outcome, read_request
 from toolkit.release.store import Release
+from toolkit.release.trial import longer
 
 RESERVED = contextlib.ExitStack()  # locks that are kept until the agent ends
 # The last plan, and what it is of. It is used again only under a lock that was kept since.
@@ -108,11 +109,19 @@ def deploy(args: Args, send: Send) -> dict[str, Any]:
 
 
 def swap_preview(args: Args, _: Send) -> dict[str, Any]:
-    """What a swap would change."""
+    """What a swap would change; `hint` tells of an experiment that tries the same already."""
     service = find_service(args["service"])
     host = ServiceHost(service.layout, service.name)
-    changes = flow.swap_changes(host, current_release(service), args["sets"], _judging(args))[1]
-    return {"service": service.name, "changes": flow.describe(changes), "restarts": restarts(changes)}
+    current, judging = current_release(service), _judging(args)
+    changes = flow.swap_changes(host, current, args["sets"], judging)[1]
+    shown = {"service": service.name, "changes": flow.describe(changes), "restarts": restarts(changes)}
+    seconds = judging.experiment_seconds
+    if changes or seconds is None:
+        return shown
+    found = longer(host, current, args["sets"], seconds if args.get("prolong") else None)
+    if found is None:
+        return shown
+    return {**shown, "changes": [found.line] if found.line else [], "hint": found.advice}
 
 
 def swap(args: Args, send: Send) -> dict[str, Any]:
@@ -126,6 +135,7 @@ def swap(args: Args, send: Send) -> dict[str, Any]:
         lock_wait=args["lock_wait"],
         judging=_judging(args),
         given={},
+        prolong=bool(args.get("prolong")),
     )
     return _ended(service, outcome)
 
@@ -323,7 +333,8 @@ def follow(args: Args, send: Send) -> dict[str, Any]:
     """Watch the service's transaction to its end, after the connection that began it broke.
 
     With `after`, the id of the transaction before (None: there was none), it must be another one: what works
-    for the lost connection may not have begun it yet, or never will.
+    for the lost connection may not have begun it yet, or never will. `last` is the last event that was heard:
+    those after it are told, by their order, since the clock may have been set meanwhile.
     """
     try:
         service = find_service(args["service"])
@@ -335,8 +346,10 @@ def follow(args: Args, send: Send) -> dict[str, Any]:
     folder = host.paths.transaction
     if "after" in args:
         _await_another(host, args["after"])
-    for event in controller.follow(folder):
-        if event.time > args["since"]:
+    before = [event.to_json() for event in read_journal(folder)]
+    heard = before.index(args["last"]) + 1 if args["last"] in before else 0
+    for number, event in enumerate(controller.follow(folder)):
+        if number >= heard:
             send({"event": event.to_json()})
     return _ended(service, controller.result(folder))
 

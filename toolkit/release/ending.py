@@ -150,20 +150,7 @@ def _settle_report(host: ServiceHost, request: Request, status: Status) -> str |
 def _record(host: ServiceHost, request: Request, steps: Steps, outcome: Outcome) -> None:
     if any(entry.id == outcome.transaction for entry in history.read(host.paths)):
         return
-    entry = history.Entry(
-        id=outcome.transaction,
-        kind=outcome.kind,
-        outcome=outcome.status,
-        who=request.who,
-        command=request.command,
-        release=outcome.release,
-        base=outcome.base,
-        changes=request.changes,
-        message=outcome.message,
-        reason=outcome.reason,
-        seconds=outcome.seconds,
-    )
     try:
-        history.append(host.paths, entry)
+        history.append(host.paths, history.entry_of(request, outcome))
     except ToolkitError as error:
         steps.note("history", error.message)

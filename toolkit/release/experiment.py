@@ -10,9 +10,10 @@ from typing import Any
 from toolkit.files import json_bytes, read_json, replace_file
 from toolkit.layout import ServicePaths
 from toolkit.release.request import Acceptance
-from toolkit.service.processes import ProcessId
+from toolkit.service.processes import ProcessId, boot_id, since_boot
 
 _FILE = "experiment.json"
+_SAME = 2.0  # seconds by which the two clocks may differ without being told
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +25,11 @@ class Experiment:
         base: id of the release that it returns to.
         who: `user@host`.
         started: seconds since the epoch.
-        until: when it returns, seconds since the epoch.
+        until: when it returns, seconds since the epoch, by the clock as it was set at the time.
         keep_releases: releases that pruning leaves.
         base_acceptance: run and reported after the return.
-        timer: process that waits for `until`.
+        timer: process that waits for the end; with it `deadline`, in seconds after the boot (CLOCK_BOOTTIME),
+            for the clock may be set meanwhile; `rough` where the clock alone told it, after a reboot.
     """
 
     release: str
@@ -47,14 +49,33 @@ class Experiment:
 
     @property
     def remaining(self) -> float:
-        """Seconds left."""
-        return max(self.until - time.time(), 0.0)
+        """Seconds left, by the clock that nobody sets; after a reboot by the other one, within its time."""
+        by_clock = min(max(self.until - time.time(), 0.0), max(self.until - self.started, 0.0))
+        deadline = self._deadline
+        if deadline is None:
+            return by_clock
+        left = max(deadline - since_boot(), 0.0)
+        return min(left, by_clock) if (self.timer or {}).get("rough") else left
+
+    @property
+    def end(self) -> float:
+        """When it returns, seconds since the epoch by the clock as it is set now."""
+        end = time.time() + self.remaining
+        return self.until if abs(end - self.until) < _SAME else end
+
+    @property
+    def _deadline(self) -> float | None:
+        timer = self.timer if isinstance(self.timer, dict) else {}
+        deadline = timer.get("deadline")
+        if isinstance(deadline, int | float) and timer.get("boot") == boot_id():
+            return float(deadline)
+        return None
 
     @property
     def ends(self) -> str:
         """What becomes of it by itself, and when, in words."""
         try:
-            when = f"{datetime.fromtimestamp(self.until, UTC):%Y-%m-%d %H:%M:%SZ}"
+            when = f"{datetime.fromtimestamp(self.end, UTC):%Y-%m-%d %H:%M:%SZ}"
         except (OverflowError, ValueError, OSError, TypeError):
             when = "an unknown time"  # the file was damaged
         return f"returns to {self.base} at {when}"
@@ -88,10 +109,29 @@ def write_experiment(paths: ServicePaths, experiment: Experiment) -> None:
 
 
 def set_timer(paths: ServicePaths, experiment: Experiment, timer: ProcessId) -> Experiment:
-    """Record the process that waits for the end of `experiment`."""
-    timed = replace(experiment, timer=timer.to_json())
+    """Record the process that waits for the end of `experiment`, and the end by its clock."""
+    before = experiment.timer or {}
+    # One that was just begun has its whole time; after a reboot the clock alone tells what is left.
+    rough = bool(before.get("rough")) if before.get("boot") == timer.boot else bool(before)
+    timed = replace(experiment, timer=_timed(timer.to_json(), experiment.remaining, rough=rough))
     write_experiment(paths, timed)
     return timed
+
+
+def prolong(paths: ServicePaths, experiment: Experiment, seconds: float) -> Experiment:
+    """Let `experiment` return so long from now.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    timer = None if experiment.timer is None else _timed(experiment.timer, seconds, rough=False)
+    longer = replace(experiment, until=time.time() + seconds, timer=timer)
+    write_experiment(paths, longer)
+    return longer
+
+
+def _timed(timer: dict[str, Any], seconds: float, *, rough: bool) -> dict[str, Any]:
+    return {**timer, "deadline": round(since_boot() + seconds, 3), "rough": rough}
 
 
 def forget_experiment(paths: ServicePaths) -> None:

@@ -14,6 +14,7 @@ from toolkit.errors import ToolkitError
 from toolkit.files import PRIVATE_FILE
 from toolkit.layout import ServicePaths
 from toolkit.profile.changes import Change
+from toolkit.release.request import Outcome, Request
 from toolkit.release.reserve import Reserve
 
 
@@ -24,7 +25,7 @@ class Entry:
     Attributes:
         id: id of the transaction.
         kind: `deploy`, `swap`, `rollback`, `experiment`, `return`, `start`, `stop`, `restart`, `test`, or
-            `record`, of keys that the server does not depend on.
+            `record`, of what the server does not depend on: keys, or the time of an experiment.
         outcome: `committed`, `rolled_back`, `rollback_failed`, `first_failed`, `not_started` or `failed`.
         when: end of the change, ISO 8601 in UTC.
         who: `user@host`.
@@ -53,6 +54,23 @@ class Entry:
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
         return asdict(self)
+
+
+def entry_of(request: Request, outcome: Outcome) -> Entry:
+    """The entry of a change that was asked for, and how it ended."""
+    return Entry(
+        id=outcome.transaction,
+        kind=outcome.kind,
+        outcome=outcome.status,
+        who=request.who,
+        command=request.command,
+        release=outcome.release,
+        base=outcome.base,
+        changes=request.changes,
+        message=outcome.message,
+        reason=outcome.reason,
+        seconds=outcome.seconds,
+    )
 
 
 _KNOWN = frozenset(item.name for item in fields(Entry))

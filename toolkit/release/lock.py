@@ -27,7 +27,7 @@ from toolkit.errors import ConfigError, LockedError, ToolkitError
 from toolkit.files import PRIVATE_FILE, flocked, json_bytes, make_private, read_json, write_new
 from toolkit.layout import ServicePaths
 from toolkit.release.reserve import Reserve
-from toolkit.service.processes import ProcessId, identify
+from toolkit.service.processes import ProcessId, boot_id, identify
 
 HEARTBEAT = 5.0
 STALE_AFTER = 60.0
@@ -99,13 +99,30 @@ class Lock:
         """Whether the holder is gone."""
         if not info.host:
             return True
-        process = ProcessId.from_json(info.process)
-        if info.host == socket.gethostname() and process is not None:
+        process = _process_here(info)
+        if process is not None:
             return not process.alive()
         try:
             return time.time() - self._token_file.stat().st_mtime > STALE_AFTER
         except OSError:
             return True
+
+    def _gone(self, info: LockInfo) -> bool:
+        """Whether a holder is gone for sure; of one elsewhere, a clock that was set proves nothing."""
+        if not self.stale(info):
+            return False
+        if not info.host or _process_here(info) is not None:
+            return True
+        try:
+            before = self._token_file.stat().st_mtime_ns
+            end = time.monotonic() + 2 * HEARTBEAT
+            while time.monotonic() < end:
+                time.sleep(_POLL)
+                if self._token_file.stat().st_mtime_ns != before:
+                    return False
+        except OSError:
+            return True
+        return True
 
     def transaction_running(self) -> bool:
         """Whether a transaction holds its flock now."""
@@ -202,7 +219,7 @@ class Lock:
             info = self.holder()
             taken_over = None
             if info is not None:
-                if not self.stale(info):
+                if not self._gone(info):
                     release = f", or: ddtoolkit lock release {info.token} --service {self._name}"
                     running = self.transaction_running()  # which no release of the lock ends
                     raise LockedError(
@@ -319,6 +336,14 @@ def _me(command: str) -> LockInfo:
         process=process.to_json() if process else None,
         host=socket.gethostname(),
     )
+
+
+def _process_here(info: LockInfo) -> ProcessId | None:
+    """The holder's process where that is one of this machine, which may have got another name meanwhile."""
+    process = ProcessId.from_json(info.process)
+    if process is not None and (info.host == socket.gethostname() or process.boot == boot_id() != ""):
+        return process
+    return None
 
 
 def _sound(info: LockInfo) -> bool:

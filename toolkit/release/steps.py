@@ -59,6 +59,7 @@ class Steps:
         self._started = next(
             (event.time for event in reversed(begun) if event.step.startswith(_STARTING)), None
         )
+        self._started_here: float | None = None  # by the monotonic clock
 
     @contextmanager
     def step(self, name: str, message: str, *, announced: bool = False) -> Iterator[dict[str, Any]]:
@@ -76,7 +77,7 @@ class Steps:
         begin = time.monotonic()
         event = Event(name, "begin", message)
         if name.startswith(_STARTING):
-            self._started = event.time
+            self._started, self._started_here = event.time, begin
         why = self._write(event)
         if announced and why is not None:
             raise NotBegunError(f"the journal cannot be written: {why.strerror}")
@@ -87,7 +88,7 @@ class Steps:
             failure = _failure(error)
             self._measure(name, begin)
             if name.startswith(_SERVING):
-                lines = [line[:_MAX_LINE] for line in self._log_tail(self._started)]
+                lines = [line[:_MAX_LINE] for line in self._log_tail(self._start())]
                 self.log = self.log or tuple(lines)
                 data["log"] = lines
             self._write(Event(name, "failed", failure.reason, data=data))
@@ -148,6 +149,12 @@ class Steps:
     def total(self) -> float:
         """Seconds since this process took the transaction up."""
         return round(time.monotonic() - self._begin, 3)
+
+    def _start(self) -> float | None:
+        """When the last start was begun; the clock may have been set since: the earlier of both times."""
+        if self._started is None or self._started_here is None:
+            return self._started
+        return min(self._started, time.time() - (time.monotonic() - self._started_here))
 
     def _measure(self, name: str, begin: float) -> None:
         self.seconds[name] = round(time.monotonic() - begin, 3)

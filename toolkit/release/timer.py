@@ -26,9 +26,12 @@ _POLL = 1.0
 _RETRY = 600.0
 
 
-def _same(host: ServiceHost, experiment: Experiment) -> bool:
+def _same(host: ServiceHost, experiment: Experiment) -> Experiment | None:
+    """The record of this experiment as it is now; None where it names another or is gone."""
     now = read_experiment(host.paths)
-    return now is not None and (now.release, now.started) == (experiment.release, experiment.started)
+    if now is None or (now.release, now.started) != (experiment.release, experiment.started):
+        return None
+    return now
 
 
 def _wait(host: ServiceHost, begun: Callable[[], None]) -> None:
@@ -39,18 +42,20 @@ def _wait(host: ServiceHost, begun: Callable[[], None]) -> None:
         raise ToolkitError("no experiment is recorded")
     experiment = set_timer(host.paths, experiment, me)
     begun()
-    while _same(host, experiment):
-        if experiment.remaining > 0:
-            time.sleep(min(experiment.remaining, _POLL))
+    # Read anew each time: it may be prolonged.
+    while (now := _same(host, experiment)) is not None:
+        if now.remaining > 0:
+            time.sleep(min(now.remaining, _POLL))
             continue
-        time.sleep(_return(host, experiment))
+        time.sleep(_return(host, now))
 
 
 def _return(host: ServiceHost, experiment: Experiment) -> float:
     """Return to the base unless someone else is at work; seconds until the next look at the record."""
     try:
         with hold(host.layout, host.name, "end of the experiment", keep_timer=True):
-            if not _same(host, experiment):
+            now = _same(host, experiment)
+            if now is None or now.remaining > 0:
                 return 0.0
             request = Request(
                 kind="return",

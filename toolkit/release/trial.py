@@ -1,13 +1,19 @@
-"""The experiment that a service runs: which keys it tries, and what a change of it is held against."""
+"""The experiment that a service runs: which keys it tries, what a change of it is held against, its end."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from toolkit.errors import ToolkitError
 from toolkit.profile.loading import differences
-from toolkit.release.experiment import read_experiment
+from toolkit.release import history
+from toolkit.release.experiment import Experiment, prolong, read_experiment
 from toolkit.release.host import ServiceHost
+from toolkit.release.lock import whoami
+from toolkit.release.request import Outcome, Request
 from toolkit.release.store import Release
 
 
@@ -28,8 +34,8 @@ class Trial:
 
 def trial_of(host: ServiceHost, current: Release | None) -> Trial | None:
     """The experiment that the current release is; None where it is none."""
-    experiment = read_experiment(host.paths)
-    if experiment is None or current is None or experiment.release != current.id:
+    experiment = _running(host, current)
+    if experiment is None or current is None:
         return None
     try:
         changes = differences(host.store.get(experiment.base).profile, current.profile)
@@ -37,3 +43,84 @@ def trial_of(host: ServiceHost, current: Release | None) -> Trial | None:
         changes = []  # a damaged base: the return says so
     keys = frozenset(change.key for change in changes)
     return Trial(experiment.base, experiment.ends, keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Longer:
+    """What a swap comes to that asks an experiment for what it tries already.
+
+    Attributes:
+        line: how its end would be moved, for the diff; None where no time was named.
+        advice: what runs, until when, and what to do about it.
+    """
+
+    line: str | None
+    advice: str
+
+
+def longer(host: ServiceHost, current: Release, sets: Sequence[str], seconds: float | None) -> Longer | None:
+    """What is to be told or done where nothing is changed by `sets`; None where they are not on trial.
+
+    Args:
+        host: the service.
+        current: the current release.
+        sets: `key.path=value`, as they are already.
+        seconds: time from now until it returns; None where none was named.
+    """
+    trial, experiment = trial_of(host, current), _running(host, current)
+    if (
+        trial is None
+        or experiment is None
+        or not trial.keys & {key.partition("=")[0].strip() for key in sets}
+    ):
+        return None
+    line = None
+    if seconds is not None:
+        until = f"{datetime.fromtimestamp(time.time() + seconds, UTC):%Y-%m-%d %H:%M:%SZ}"
+        line = f"the experiment {experiment.ends} -> at {until}"
+    name = host.name
+    advice = (
+        f"{', '.join(sorted(trial.keys))}: tried already, by an experiment that {experiment.ends} "
+        f"(in {_words(experiment.remaining)}); the same with --for TIME lets it run so long from now, the "
+        f"same without --experiment keeps it, ddtoolkit rollback {name} ends it"
+    )
+    return Longer(line, advice)
+
+
+def go_on(host: ServiceHost, current: Release, command: str, seconds: float) -> Outcome:
+    """Let the running experiment return `seconds` from now; the caller holds the lock.
+
+    Raises:
+        ToolkitError: it has ended meanwhile, or the disk is full.
+    """
+    experiment = _running(host, current)
+    if experiment is None:
+        raise ToolkitError(f"{host.name}: the experiment has ended", hint="the same command again begins it")
+    begin = time.monotonic()
+    request = Request("record", whoami(), command, current.id, current.id)
+    try:
+        ends = prolong(host.paths, experiment, seconds).ends
+    except OSError as error:
+        said = f"{host.paths.state}: the experiment's end cannot be written: {error.strerror}"
+        raise ToolkitError(said, hint="free some space; it ends when it was to end before") from error
+    serving = current.id if host.process_status().active else None
+    message = f"{current.id} goes on, an experiment that {ends}; nothing was restarted"
+    spent = {"total": round(time.monotonic() - begin, 3)}
+    outcome = Outcome(
+        "committed", message, request.kind, release=current.id, base=current.id, serving=serving,
+        seconds=spent, transaction=request.id,
+    )  # fmt: skip
+    history.append(host.paths, history.entry_of(request, outcome))
+    return outcome
+
+
+def _running(host: ServiceHost, current: Release | None) -> Experiment | None:
+    experiment = read_experiment(host.paths)
+    return experiment if current is not None and experiment and experiment.release == current.id else None
+
+
+def _words(seconds: float) -> str:
+    hours, minutes = divmod(round(seconds / 60), 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min" if minutes else f"{seconds:.0f} s"

@@ -239,7 +239,7 @@ def _experiment(host: ServiceHost) -> dict[str, Any] | None:
         "base": experiment.base,
         "who": experiment.who,
         "started": experiment.started,
-        "until": experiment.until,
+        "until": experiment.end,
         "remaining": experiment.remaining,
         "timed": experiment.timed,
     }

@@ -20,7 +20,7 @@ from toolkit.service import logfile, ports
 from toolkit.service.detach import start_module
 from toolkit.service.leftovers import kill_all
 from toolkit.service.manager import Leftover, ProcessStatus, StopReport
-from toolkit.service.processes import ProcessId, read_stat, send_signal
+from toolkit.service.processes import ProcessId, began, read_stat, send_signal
 from toolkit.service.secrets import write_secrets
 from toolkit.service.supervision import STATUS_FILE, Supervision, read_supervision
 from toolkit.service.supervisor import START_NOTE
@@ -123,7 +123,7 @@ class ProcessManager:
         return ProcessStatus(
             state=state,
             pid=pid,
-            since=found.since,
+            since=_since(found, pid),
             restarts=found.restarts,
             exit_status=found.exit_status,
             exit_signal=found.exit_signal,
@@ -136,9 +136,10 @@ class ProcessManager:
 
     def log_tail(self, lines: int = 20, *, since: float | None = None) -> list[str]:
         """The last lines of output since the last start, across rotation; none if that was before `since`."""
-        record = read_supervision(self._paths.supervisor)
-        if since is not None and (record is None or record.since < since):
-            return []
+        if since is not None:
+            entered = self.status().since
+            if entered is None or entered < since:
+                return []
         found = logfile.tail(self._paths.log, max(lines, _SEARCHED))
         for index in range(len(found) - 1, -1, -1):
             if START_NOTE in found[index]:
@@ -172,6 +173,13 @@ class ProcessManager:
         with contextlib.suppress(ToolkitError):
             return read_unit(self._paths.releases / found.release)
         return None
+
+
+def _since(found: Supervision, pid: int | None) -> float:
+    """When it began, by the clock as it is now; what ended is known by the clock of then alone."""
+    if pid is None or found.process is None:
+        return found.since
+    return began(found.process)
 
 
 def _terminate(supervisor: ProcessId, limit: float) -> None:

@@ -10,6 +10,7 @@ import ctypes
 import errno
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,16 @@ def boot_id() -> str:
         return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
+
+
+def since_boot() -> float:
+    """Seconds since the boot, suspended ones among them (CLOCK_BOOTTIME): nobody sets this clock."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def began(process: ProcessId) -> float:
+    """When a process of this boot began, seconds since the epoch by the clock as it is set now."""
+    return time.time() - since_boot() + process.start / os.sysconf("SC_CLK_TCK")
 
 
 def read_stat(pid: int) -> Stat | None:

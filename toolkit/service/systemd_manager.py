@@ -25,6 +25,7 @@ from toolkit.service.systemd_status import PROPERTIES, status_of
 from toolkit.service.unit import Unit, read_unit
 
 # Type=exec answers once the program is executed; what it waits for are units that are ordered before it.
+_START_MARGIN = 1.0  # seconds; what systemd says before it
 _START_LIMIT = 180.0
 _STOP_MARGIN = 5.0
 _STOP_LIMIT = 90.0
@@ -111,7 +112,8 @@ class SystemdManager:
         kill_wait = started.kill_wait if started else _STOP_MARGIN
         report = StopReport(
             seconds=time.monotonic() - begin,
-            killed=self._killed(wall, seen, main),
+            # The clock may have been set back meanwhile.
+            killed=self._killed(min(wall, time.time() - (time.monotonic() - begin)), seen, main),
             leftovers=left,
             port_busy=_wait_port(started) if started else "",
             gpu_busy=gpus.wait_released(seen, kill_wait) if started and started.gpus else "",
@@ -161,7 +163,17 @@ class SystemdManager:
         """The last lines of output since the last start, or `since`, with systemd's own about the unit."""
         started = read_started(self._paths)
         times = [moment for moment in (since, started.time if started else None) if moment is not None]
-        return journald.tail(self._unit, lines, since=max(times, default=None))
+        # Lines bear the clock as it was set when they came: one that was set back since must not hide them.
+        begun = min([max(times), *self._start_now()]) if times else None
+        return journald.tail(self._unit, lines, since=begun)
+
+    def _start_now(self) -> list[float]:
+        """When the process of the last start began, by the clock as it is set now; none of a later one."""
+        with contextlib.suppress(ToolkitError):
+            facts = properties(self._unit, ["ExecMainStartTimestampMonotonic", "NRestarts"])
+            if facts["NRestarts"] == "0" and (began := int(facts["ExecMainStartTimestampMonotonic"])):
+                return [time.time() - time.monotonic() + began / 1e6 - _START_MARGIN]
+        return []
 
     def logs(self, lines: int, *, follow: bool, ended: Callable[[], bool]) -> Iterator[str]:
         """The last lines of output; with `follow` also each further one until `ended` says so."""

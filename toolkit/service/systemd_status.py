@@ -34,6 +34,7 @@ _STATES: Mapping[str, State] = {
     "activating": "starting",  # `auto-restart`, the pause before a restart, is a part of it
     "failed": "failed",
 }
+_TOLERANCE = 1.0  # seconds between a file's time and the start that follows it
 _RESULTS = {
     "oom-kill": "the kernel killed it for want of memory",
     "timeout": "systemd killed it at a timeout",
@@ -123,17 +124,21 @@ def _differences(unit: str, facts: Mapping[str, str], started: Started) -> Itera
     if unread or (edited and facts["NeedDaemonReload"] == "yes"):
         words = "systemd has not read the unit files that are on disk (systemctl daemon-reload)"
         yield Difference(words, "restart" if edited else "hand")
-    began = _number(facts["ExecMainStartTimestampMonotonic"]) / 1e6
-    if text is not None and facts["MainPID"] != "0" and began < _written(path.stat().st_mtime) - 1.0:
+    if text is not None and facts["MainPID"] != "0" and _older(facts, started, path.stat().st_mtime):
         yield Difference(f"the process is older than its unit file {path}", "restart")
     same = facts["InvocationID"] == started.invocation or facts["NRestarts"] != "0"
     if facts["MainPID"] != "0" and started.boot == boot_id() and not same and not started.asked_to_stop:
         yield Difference("it was started again by other means (systemctl?) than this tool", "note")
 
 
-def _written(mtime: float) -> float:
-    """A file's time on the monotonic clock."""
-    return mtime - time.time() + time.monotonic()
+def _older(facts: Mapping[str, str], started: Started, mtime: float) -> bool:
+    """Whether the process is older than a file that was written before the last start on record.
+
+    By the monotonic clock alone it would seem so once the clock was set back.
+    """
+    began = _number(facts["ExecMainStartTimestampMonotonic"]) / 1e6
+    written = mtime - time.time() + time.monotonic()
+    return began < written - _TOLERANCE and started.time < mtime - _TOLERANCE
 
 
 def _since(state: State, facts: Mapping[str, str], started: Started | None) -> float | None:
