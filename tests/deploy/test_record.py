@@ -15,11 +15,13 @@ from toolkit.build.environment import materialise
 from toolkit.build.for_profile import environment_of
 from toolkit.deploy.flow import _swap_command, _with_kept_secrets, swap_changes
 from toolkit.deploy.judging import Judging
+from toolkit.deploy.record import Recorded, record
 from toolkit.drift.find import find
+from toolkit.errors import ToolkitError
 from toolkit.files import json_bytes
 from toolkit.profile.changes import Change
 from toolkit.profile.loading import load_profile
-from toolkit.release.experiment import Experiment, read_experiment, write_experiment
+from toolkit.release.experiment import Experiment, forget_experiment, read_experiment, write_experiment
 from toolkit.release.host import ServiceHost
 from toolkit.release.locate import Deployed, layout_of, remember
 from toolkit.release.store import Release, Store, content_digest
@@ -221,6 +223,100 @@ def test_a_value_that_is_tried_is_kept_by_a_change_against_the_base(staged: Site
     assert swap_changes(host, tried, [f"speculative.topk_cap={topk}"], Judging())[1] == ()
     host.store.switch(base.id)
     assert [change.new for change in swap_changes(host, base, budget, Judging())[1]] == [20]
+
+
+def test_the_same_experiment_again_tells_what_runs_and_for_lets_it_go_on(staged: Site) -> None:
+    base, tried = on_trial(staged)
+    paths = layout_of(load_profile(str(staged.profile)).profile).service("local")
+    same = ("swap", "--set", "speculative.budget=20", "--experiment")
+    try:
+        told = staged.run(*same)
+        assert told.returncode == 0, told.stderr
+        assert "local: nothing to do, every key has that value already" in told.stderr
+        runs = rf"speculative.budget: tried already, by an experiment that returns to {base.id} at 20\S+ \S+Z"
+        assert re.search(
+            rf"{runs} \(in 10 min\); the same with --for TIME lets it run so long from now, ", told.stderr
+        )
+        assert "ddtoolkit rollback local ends it" in told.stderr
+        longer = staged.run(*same, "--for", "2h", "--yes")
+        assert longer.returncode == 0, longer.stderr
+        assert re.search(
+            rf"no restart:\n  the experiment returns to {base.id} at \S+ \S+Z -> at ", longer.stderr
+        )
+        assert (
+            f"record: committed: {tried.id} goes on, an experiment that returns to {base.id}" in longer.stderr
+        )
+        experiment = read_experiment(paths)
+        assert experiment is not None
+        assert 7100 < experiment.remaining <= 7200
+        assert experiment.timed
+        (entry,) = staged.json("history")
+        assert entry["command"] == "swap --set speculative.budget=20 --experiment --for 7200s"
+        assert (entry["kind"], entry["release"]) == ("record", tried.id)
+        # A key that is not on trial moves no end.
+        port = staged.run("swap", "--set", f"service.port={staged.port}", "--experiment", "--for", "5h")
+        assert "nothing to do" in port.stderr
+        assert "tried already" not in port.stderr
+    finally:
+        forget_experiment(paths)
+
+
+def damaged(release: Release, name: str) -> str:
+    path = release.path / name
+    path.chmod(0o644)
+    path.write_text(path.read_text()[:40])
+    return str(path)
+
+
+@pytest.mark.parametrize("which", ["current", "base"])
+def test_nothing_is_put_on_record_beside_a_damaged_release(staged: Site, which: str) -> None:
+    base, tried = on_trial(staged)
+    forget = layout_of(load_profile(str(staged.profile)).profile).service("local")
+    path = damaged(base if which == "base" else tried, "unit.json")
+    try:
+        shown = staged.run("swap", "--set", f"{RATE}=9MB", "--yes")
+    finally:
+        forget_experiment(forget)
+    assert (shown.returncode, path in shown.stderr) == (1, True), shown.stderr
+    assert "provision" not in shown.stderr
+    assert [release.recorded for release in (base, tried)] == [None, None]
+    assert staged.json("history") == []
+
+
+def test_a_history_that_cannot_be_written_keeps_a_deploy_from_recording(staged: Site) -> None:
+    paths = layout_of(load_profile(str(staged.profile)).profile).service("local")
+    paths.history.symlink_to("/dev/null")
+    release = Store(paths).current()
+    assert release is not None
+    shown = staged.run("deploy", "profile", "local.yaml", "--set", f"{RATE}=9MB", "--yes")
+    assert shown.returncode == 1
+    assert f"error: {paths.history}: cannot record the change: " in shown.stderr
+    assert "next: mend or move it; nothing was changed" in shown.stderr
+    assert release.recorded is None
+
+
+def test_what_was_on_record_is_so_again_where_the_second_release_cannot_have_it(
+    staged: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, tried = on_trial(staged)
+    host = ServiceHost(layout_of(load_profile(str(staged.profile)).profile), "local")
+    forget_experiment(host.paths)
+    change = (Change("description", None, "new"),)
+    record(host, "one", [Recorded(tried, tried.profile, ["a"], {"local.yaml": b"old"})], change)
+    before = tried.recorded
+    (base.path / "recorded.json").mkdir()
+    monkeypatch.setattr("toolkit.release.store.Release.require_recordable", lambda _: None)
+    wanted = [
+        Recorded(tried, tried.profile, ["b"], {"local.yaml": b"new"}),
+        Recorded(base, base.profile, ["b"]),
+    ]
+    with pytest.raises(ToolkitError, match=r"recorded\.json: cannot be written"):
+        record(host, "two", wanted, change)
+    assert tried.recorded == before
+    assert tried.sources()["local.yaml"] == b"old"
+    monkeypatch.undo()
+    with pytest.raises(ToolkitError, match=r"recorded\.json: is no file"):
+        record(host, "three", wanted, change)
 
 
 def test_an_experiment_is_called_one_with_the_time_of_its_return(staged: Site) -> None:

@@ -15,7 +15,7 @@ from toolkit.build.environment import Environment
 from toolkit.build.for_profile import environment_of, install, lacking
 from toolkit.deploy.judging import Judging, acceptance_of, comparison_of
 from toolkit.deploy.prepare import Prepared
-from toolkit.deploy.record import record
+from toolkit.deploy.record import Recorded, record, require_recordable
 from toolkit.deploy.reuse import built_already, discard_changed, fits
 from toolkit.errors import ConfigError, ToolkitError
 from toolkit.layout import Layout
@@ -98,6 +98,8 @@ def deploy(
         raise _unprovisioned(prepared.host.name, prepared.needed)
     if plan.has("release") and given is None:
         require_secrets(prepared.profile)
+    if prepared.current is not None and plan.has("record") and not plan.has("release"):
+        require_recordable(prepared.host, [prepared.current])
     remember(prepared.service)
     if plan.has("provision"):
         provision(prepared.profile, prepared.service, watcher)
@@ -118,15 +120,9 @@ def deploy(
         if not plan.has("release"):
             recorded = None
             if prepared.current is not None and plan.has("record"):
-                recorded = record(
-                    session.host,
-                    prepared.current,
-                    command,
-                    profile=prepared.resolved.data,
-                    changes=plan.changes,
-                    swapped=set(prepared.current.swapped) - {change.key for change in plan.changes},
-                    sources=prepared.sources,
-                )
+                swapped = set(prepared.current.swapped) - {change.key for change in plan.changes}
+                wanted = Recorded(prepared.current, prepared.resolved.data, swapped, prepared.sources)
+                recorded = record(session.host, command, [wanted], plan.changes)
             if not (plan.has("restart") or plan.has("start")):
                 return recorded
             kind: Kind = "restart" if plan.has("restart") else "start"
@@ -236,6 +232,10 @@ def swap(
             given = {}
         if given is None:
             require_secrets(profile)
+        ground: Sequence[Recorded] = ()
+        if not restarts(changes):
+            ground = _ground_too(session.host, current, sets)
+            require_recordable(session.host, [current, *(item.release for item in ground)])
         # What is on the host already needs no provisioning, but a swap may ask for more of the host.
         needed = requirements(profile, service.layout)
         if missing(needed):
@@ -245,10 +245,7 @@ def swap(
         swapped = tuple({*current.swapped, *(change.key for change in changes)})
         data = profile.model_dump(mode="json", by_alias=True)
         if not restarts(changes):
-            _record_with_ground(session.host, current, sets)
-            return record(
-                session.host, current, command, profile=data, changes=changes, swapped=swapped, sources={}
-            )
+            return record(session.host, command, [Recorded(current, data, swapped), *ground], changes)
         kind: Kind = "swap" if judging.experiment_seconds is None else "experiment"
         change = _Change(kind, command, profile, data, changes, swapped, {})
         return _release(session, change, current, watcher, judging, given)
@@ -308,19 +305,20 @@ def _require_made(name: str, current: Release) -> None:
         current.require_unaltered(name)
 
 
-def _record_with_ground(host: ServiceHost, current: Release, sets: Sequence[str]) -> None:
-    """Put keys on record with the release that a running experiment returns to, too.
+def _ground_too(host: ServiceHost, current: Release, sets: Sequence[str]) -> list[Recorded]:
+    """The keys, as they are put on record with the release that a running experiment returns to, too.
 
     Raises:
-        ToolkitError: it cannot be written; nothing is changed.
+        ToolkitError: that release is damaged.
     """
     ground = ground_of(host, current)
     if ground.id == current.id:
-        return
+        return []
     profile, changes = change_profile(ground.profile, sets)
-    if changes:
-        swapped = {*ground.swapped, *(change.key for change in changes)}
-        ground.record(profile.model_dump(mode="json", by_alias=True), swapped=swapped, sources={})
+    if not changes:
+        return []
+    swapped = {*ground.swapped, *(change.key for change in changes)}
+    return [Recorded(ground, profile.model_dump(mode="json", by_alias=True), swapped)]
 
 
 def ground_of(host: ServiceHost, current: Release) -> Release:

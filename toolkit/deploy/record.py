@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from toolkit.errors import ToolkitError
@@ -15,33 +16,60 @@ from toolkit.release.request import Outcome, Request
 from toolkit.release.store import Release
 
 
-def record(
-    host: ServiceHost,
-    release: Release,
-    command: str,
-    *,
-    profile: Mapping[str, Any],
-    changes: Sequence[Change],
-    swapped: Collection[str],
-    sources: Mapping[str, bytes],
-) -> Outcome:
-    """Let the release's profile be this one; the caller holds the lock.
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A profile that is put on record with a release, which serves it as it is.
+
+    Attributes:
+        release: the release.
+        profile: resolved profile as a JSON object.
+        swapped: keys whose values came from a swap since the last deploy.
+        sources: the files that it was read from; none where it was read from no file.
+    """
+
+    release: Release
+    profile: Mapping[str, Any]
+    swapped: Collection[str]
+    sources: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def require_recordable(host: ServiceHost, releases: Sequence[Release]) -> None:
+    """Look at releases and history before anything is written there.
+
+    Raises:
+        ToolkitError: a release is damaged or was changed by hand, or something cannot be written.
+    """
+    for release in releases:
+        release.require_unaltered(host.name)
+        release.require_recordable()
+    history.require_writable(host.paths)
+
+
+def record(host: ServiceHost, command: str, wanted: Sequence[Recorded], changes: Sequence[Change]) -> Outcome:
+    """Let the profiles of releases be these; the caller holds the lock.
 
     Args:
         host: the service.
-        release: the current release.
         command: the command given, for the history.
-        profile: resolved profile as a JSON object, which would be served as the release is.
+        wanted: the current release first; with it what it returns to, where it is an experiment.
         changes: what differs.
-        swapped: keys whose values came from a swap since the last deploy.
-        sources: the files that it was read from; none where it was read from no file.
 
     Raises:
-        ToolkitError: it cannot be written; the release's profile is as before.
+        ToolkitError: a release is damaged, or it cannot be written; the releases' profiles are as before.
     """
+    release = wanted[0].release
+    require_recordable(host, [item.release for item in wanted])
     begin = time.monotonic()
     request = Request("record", whoami(), command, release.id, release.id, tuple(changes))
-    release.record(profile, swapped=swapped, sources=sources)
+    done: list[tuple[Release, bytes | None, Mapping[str, bytes]]] = []
+    try:
+        for item in wanted:
+            done.append((item.release, item.release.recorded, item.release.sources()))
+            item.release.record(item.profile, swapped=item.swapped, sources=item.sources)
+    except ToolkitError:
+        for changed, before, sources in done:
+            changed.restore_record(before, sources)
+        raise
     keys = ", ".join(change.key for change in changes)
     outcome = Outcome(
         "committed",

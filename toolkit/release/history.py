@@ -89,6 +89,25 @@ def append(paths: ServicePaths, entry: Entry) -> None:
         raise ToolkitError(f"{paths.history}: cannot record the change: {error.strerror}") from error
 
 
+def require_writable(paths: ServicePaths) -> None:
+    """Make sure that a change could be recorded, before it is made.
+
+    Raises:
+        ToolkitError: the file is none that can be appended to.
+    """
+    file = paths.history
+    try:
+        fd = os.open(file, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        if os.access(file.parent, os.W_OK | os.X_OK):
+            return
+        raise ToolkitError(f"{file.parent}: cannot be written", hint="nothing was changed") from None
+    except OSError as error:
+        said = f"{file}: cannot record the change: {error.strerror}"
+        raise ToolkitError(said, hint="mend or move it; nothing was changed") from error
+    os.close(fd)
+
+
 def _append(path: Path, line: bytes) -> None:
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(path, flags, PRIVATE_FILE)

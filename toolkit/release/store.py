@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Collection, Mapping, Sequence
@@ -138,6 +139,39 @@ class Release:
         except OSError as error:
             said = f"{self.path / _RECORDED_FILE}: cannot be written: {error.strerror}"
             raise ToolkitError(said, hint="free some space; nothing was changed") from error
+
+    @property
+    def recorded(self) -> bytes | None:
+        """What was put on record, as it lies there; None where nothing was."""
+        try:
+            return (self.path / _RECORDED_FILE).read_bytes()
+        except OSError:
+            return None
+
+    def restore_record(self, before: bytes | None, sources: Mapping[str, bytes]) -> None:
+        """Let what is on record be this again, as `recorded` and `sources` gave it, as the disk allows."""
+        files = {f"{_SOURCES}/{name}": data for name, data in sources.items()}
+        files |= {} if before is None else {_RECORDED_FILE: before}
+        if before is None:
+            with contextlib.suppress(OSError):
+                (self.path / _RECORDED_FILE).unlink(missing_ok=True)
+        for name, data in files.items():
+            with contextlib.suppress(OSError):
+                if (self.path / name).read_bytes() != data:
+                    replace_file(self.path / name, data, 0o444)
+
+    def require_recordable(self) -> None:
+        """Make sure that something could be put on record.
+
+        Raises:
+            ToolkitError: its folder cannot be written, or something else is in the record's place.
+        """
+        for place in (self.path, self.path / _SOURCES):
+            if place.exists() and not os.access(place, os.W_OK | os.X_OK):
+                raise ToolkitError(f"{place}: cannot be written", hint="run it as the user who deployed it")
+        file = self.path / _RECORDED_FILE
+        if (file.exists() or file.is_symlink()) and (file.is_symlink() or not file.is_file()):
+            raise ToolkitError(f"{file}: is no file", hint="remove it; nothing was changed")
 
     @property
     def _recorded(self) -> dict[str, Any]:
