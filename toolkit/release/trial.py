@@ -68,11 +68,8 @@ def longer(host: ServiceHost, current: Release, sets: Sequence[str], seconds: fl
         seconds: time from now until it returns; None where none was named.
     """
     trial, experiment = trial_of(host, current), _running(host, current)
-    if (
-        trial is None
-        or experiment is None
-        or not trial.keys & {key.partition("=")[0].strip() for key in sets}
-    ):
+    asked = [item.partition("=")[0].strip() for item in sets]
+    if trial is None or experiment is None or not any(_within(key, asked) for key in trial.keys):
         return None
     line = None
     if seconds is not None:
@@ -117,6 +114,11 @@ def go_on(host: ServiceHost, current: Release, command: str, seconds: float) -> 
 def _running(host: ServiceHost, current: Release | None) -> Experiment | None:
     experiment = read_experiment(host.paths)
     return experiment if current is not None and experiment and experiment.release == current.id else None
+
+
+def _within(key: str, asked: Sequence[str]) -> bool:
+    """Whether a key is among those asked for, or part of one that is."""
+    return any(key == item or key.startswith((f"{item}.", f"{item}[")) for item in asked)
 
 
 def _words(seconds: float) -> str:
