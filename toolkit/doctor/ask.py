@@ -13,6 +13,7 @@ import toolkit
 from toolkit.doctor.examine import examine
 from toolkit.doctor.report import Report
 from toolkit.errors import ToolkitError
+from toolkit.inventory.commands import told
 from toolkit.inventory.host import Host
 
 _MODULE = "toolkit.doctor"
@@ -38,7 +39,7 @@ def report_of(host: Host, examination: Examination) -> Report:
         ToolkitError: its answer is none.
     """
     if host.local:
-        return Report.from_json(_in_child(host.name, examination))
+        return Report.from_json(told(_in_child(host.name, examination), host))
     from toolkit.remote.agent import run_module
 
     return Report.from_json(run_module(host, [_MODULE], lambda _: None, examination)["report"])
