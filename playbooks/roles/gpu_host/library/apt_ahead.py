@@ -6,8 +6,9 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -20,6 +21,10 @@ description:
     cache.
   - Installs and removes nothing.
 options:
+  update:
+    description: Bring the package lists up to date first; every source has to answer.
+    type: bool
+    default: false
   install:
     description: Packages to install, as NAME or NAME=VERSION.
     type: list
@@ -94,42 +99,64 @@ def removed(output: str, asked: Collection[str]) -> list[str]:
     return sorted({name.partition(":")[0] for name in found} - set(asked))
 
 
-def apt(options: Sequence[str], changes: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run apt-get as the role's later tasks do."""
-    command = ["apt-get", "-y", "--no-install-recommends", "--allow-downgrades"]
-    command += ["--allow-change-held-packages", *options, "install", *changes]
+def apt(words: Sequence[str], timeout: int) -> subprocess.CompletedProcess[str]:
+    """Run apt-get, which waits for its locks."""
+    command = [
+        "apt-get",
+        "-q",
+        "-y",
+        "-o",
+        f"DPkg::Lock::Timeout={timeout}",
+        "-o",
+        "Acquire::Retries=3",
+        *words,
+    ]
     environment = dict(os.environ, LC_ALL="C.UTF-8", DEBIAN_FRONTEND="noninteractive")
     return subprocess.run(
         command, capture_output=True, text=True, check=False, env=environment, timeout=_LIMIT
     )
 
 
-def main() -> None:
-    """Run the module."""
-    spec = {
-        name: {"type": "list", "elements": "str", "default": []} for name in ("install", "remove", "release")
-    }
-    module = AnsibleModule(
-        argument_spec=spec | {"lock_timeout": {"type": "int", "default": 300}}, supports_check_mode=True
-    )
-    asked = module.params
+def rehearse(asked: Mapping[str, Any], *, simulate: bool) -> tuple[str, list[str]]:
+    """Let apt simulate a change, as the role's later tasks make it, and fetch what it takes.
+
+    Args:
+        asked: the module's parameters.
+        simulate: fetch nothing.
+
+    Returns:
+        Why it cannot be made, "" where it can; and what is removed besides.
+    """
     changes = [*asked["install"], *(f"{name}-" for name in asked["remove"])]
-    problem, removes = "", []
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", prefix="ddtoolkit-status-") as status:
         status.write(released(STATUS.read_text(encoding="utf-8"), asked["release"]))
         status.flush()
         # Its cache of the package lists is of this status, so it is not kept.
-        options = ["-o", f"Dir::State::status={status.name}", "-o", "Dir::Cache::pkgcache="]
-        try:
-            done = apt([*options, "--simulate"], changes)
-            removes = removed(done.stdout, asked["remove"])
-            if done.returncode == 0 and not module.check_mode:
-                options += ["--download-only", "-o", f"DPkg::Lock::Timeout={asked['lock_timeout']}"]
-                done = apt(options, changes)
-            if done.returncode != 0:
-                problem = complaint(done.stdout, done.stderr)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            problem = str(error)
+        words = ["-o", f"Dir::State::status={status.name}", "-o", "Dir::Cache::pkgcache="]
+        words += ["--no-install-recommends", "--allow-downgrades", "--allow-change-held-packages"]
+        done = apt([*words, "--simulate", "install", *changes], asked["lock_timeout"])
+        removes = removed(done.stdout, asked["remove"])
+        if done.returncode == 0 and not simulate:
+            done = apt([*words, "--download-only", "install", *changes], asked["lock_timeout"])
+    return "" if done.returncode == 0 else complaint(done.stdout, done.stderr), removes
+
+
+def main() -> None:
+    """Run the module."""
+    names = ("install", "remove", "release")
+    spec = {name: {"type": "list", "elements": "str", "default": []} for name in names}
+    spec |= {"update": {"type": "bool", "default": False}, "lock_timeout": {"type": "int", "default": 300}}
+    module = AnsibleModule(argument_spec=spec, supports_check_mode=True)
+    asked = module.params
+    problem, removes = "", []
+    try:
+        if asked["update"] and not module.check_mode:
+            done = apt(["--error-on=any", "update"], asked["lock_timeout"])
+            problem = "" if done.returncode == 0 else complaint(done.stdout, done.stderr)
+        if not problem and (asked["install"] or asked["remove"]):
+            problem, removes = rehearse(asked, simulate=module.check_mode)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        problem = str(error)
     module.exit_json(changed=False, problem=problem, removes=removes)
 
 
