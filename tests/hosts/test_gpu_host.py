@@ -259,8 +259,9 @@ def test_a_driver_is_not_replaced_under_what_serves(balancer: Balancer) -> None:
 def by_playbook(balancer: Balancer, status: int) -> str:
     """A run of the playbook alone that may reboot; what it printed."""
     settings = balancer.inventory.parent / "settings"
-    render = [SCRIPTS / "ddtoolkit", "render", PCIE, "--format", "ansible", "--out", settings]
-    ended([*render, "--set", f"hardware.driver={DRIVER[PCIE]}"], 0)
+    if not settings.exists():
+        render = [SCRIPTS / "ddtoolkit", "render", PCIE, "--format", "ansible", "--out", settings]
+        ended([*render, "--set", f"hardware.driver={DRIVER[PCIE]}"], 0)
     variables = {"ddtoolkit_settings_file": f"{settings}/settings.json", "ddtoolkit_allow_reboot": True}
     playbook = [SCRIPTS / "ansible-playbook", "-i", balancer.inventory, PLAYBOOKS / "gpu.yml"]
     return ended([*playbook, "-e", json.dumps(variables)], status).stdout

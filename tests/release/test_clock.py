@@ -63,19 +63,19 @@ def trial(tmp_path):
 
 def test_an_experiment_lasts_its_time_and_can_be_prolonged(set_clock, trial):
     service, first, second = trial
-    change(service, "experiment", second, first, experiment_seconds=3.0)
+    change(service, "experiment", second, first, experiment_seconds=2.0)
     began = time.monotonic()
     set_clock(HOUR)
-    time.sleep(1.2)
+    time.sleep(0.8)
     assert service.mark() == "two"
     shown = status(service.layout, service.name)
-    assert 0 < shown.experiment["remaining"] < 3
+    assert 0 < shown.experiment["remaining"] < 2
     assert abs(shown.experiment["until"] - time.time() - shown.experiment["remaining"]) < 0.5
     assert shown.since is not None
     assert 0 <= time.time() - shown.since < 60
     set_clock(-HOUR)
-    prolong(service.paths, read_experiment(service.paths), 3.0)
-    time.sleep(max(3.5 - (time.monotonic() - began), 0))
+    prolong(service.paths, read_experiment(service.paths), 2.0)
+    time.sleep(max(2.4 - (time.monotonic() - began), 0))
     assert service.mark() == "two"
     service.wait_for_mark("one", 20)
     assert time.monotonic() - began < 20
