@@ -331,6 +331,9 @@ def test_both_ways_give_the_same_host(deployed: str, hosts: dict[str, Host]) -> 
 
 def test_broken_connections_are_gone_on_with(deployed: str) -> None:
     """S5: while the wheels come, and while the environment is built."""
+    assert re.search(
+        rf"{BY_COMMAND}  libraries +lib-\w+: the locked libraries of .*, from {STORE}\n", deployed
+    )
     assert re.search(r"was lost: .*; the wheels that have come stay there, connecting again", deployed)
     assert "the installation goes on, connecting again" in deployed
     (rest,) = re.findall(r"(\S+) MB sent and checked in", deployed)

@@ -101,19 +101,25 @@ def equip(
         command: what is done, for the lock.
         limit: hosts at the same time.
     """
-    names = [item.host for item in plans if item.value and item.value.get("bare")]
-    if bare is None or not names:
+    planned = {item.host: item.value for item in plans if item.value and item.value.get("bare")}
+    if bare is None or not planned:
         return list(plans)
 
     def one(name: str) -> Any:
-        tell(name, {"step": ["libraries", bare.libraries]})
+        tell(name, {"step": ["libraries", _from_where(planned[name]) or bare.libraries]})
         _install(bare, connections, name, tell)
         connections.settle(name, bare.python)
         connections.reserve(name, args["profile"]["name"], command, wait=0.0)
         return connections.call(name, "plan", args)
 
-    found = {item.host: item for item in at_once(names, one, limit=limit)}
+    found = {item.host: item for item in at_once(list(planned), one, limit=limit)}
     return [found.get(item.host, item) for item in plans]
+
+
+def _from_where(planned: dict[str, Any]) -> str:
+    """What the plan says of the libraries: they may come from wheels that were brought."""
+    steps = [step for step in planned["plan"]["steps"] if step["action"] == "libraries"]
+    return "; ".join(reason for step in steps for reason in step["reasons"])
 
 
 def _install(bare: Bare, connections: Connections, name: str, tell: TellHost) -> None:
