@@ -68,6 +68,58 @@ def test_a_run_that_was_ended_is_done_anew(house, place):
     assert not (folder / "lib" / "half").exists()
 
 
+def test_a_damaged_environment_is_made_anew_under_its_own_interpreter(house, place):
+    lock = lock_for(make_wheel(house, "torch"), make_wheel(house, "plain"))
+    ensure(lock, place, lambda _: None)
+    folder = place.environments / lock.folder_name
+    serving = subprocess.Popen(
+        [interpreter(folder), "-c", "input(); import plain"], stdin=subprocess.PIPE, text=True
+    )
+    (folder / MARKER).unlink()
+    code = (
+        "import sys; from pathlib import Path; from toolkit.build.lock import Lock;"
+        "from toolkit.build.libraries.install import Place, ensure;"
+        f"ensure(Lock({lock.engine!r}, sys.stdin.read()), Place(*map(Path, sys.argv[1:])), print)"
+    )
+    places = [place.environments, place.wheels, place.wheelhouse]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [interpreter(folder), "-P", "-c", code, *places]
+    done = subprocess.run(
+        command, input=lock.text, capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert damage(folder, lock.sha256) is None
+    serving.communicate("\n", timeout=30)
+    assert serving.returncode == 0  # what ran under the old one goes on
+    assert not list(place.environments.glob(".*.new")) + list(place.environments.glob(".*.old"))
+
+
+def test_its_programs_name_the_place_that_it_has_taken(house, place):
+    lock = lock_for(make_wheel(house, "torch"))
+    ensure(lock, place, lambda _: None)
+    folder = place.environments / lock.folder_name
+    shown = subprocess.run([folder / "bin" / "pip", "--version"], capture_output=True, text=True, check=True)
+    assert str(folder) in shown.stdout
+    texts = [path.read_bytes() for path in (folder / "bin").iterdir() if not path.is_symlink()]
+    assert any(os.fsencode(folder / "bin" / "python") in text for text in texts)
+    assert not any(b".new" in text for text in texts)
+
+
+def test_a_damaged_environment_stays_where_it_cannot_be_made_anew(house, place):
+    lock = lock_for(make_wheel(house, "torch"), gone := make_wheel(house, "gone"))
+    half = place.environments / lock.folder_name / "half"
+    half.parent.mkdir(parents=True)
+    half.touch()
+    gone.unlink()
+    with pytest.raises(ToolkitError, match="gone==1"):
+        ensure(lock, place, lambda _: None)
+    assert half.exists()
+    assert sorted(path.name for path in place.environments.iterdir()) == [
+        f".{lock.folder_name}.lock",
+        lock.folder_name,
+    ]
+
+
 @pytest.mark.parametrize("spoilt", ["torch", "plain"])
 def test_a_file_that_differs_from_the_lock_is_refused(house, place, spoilt):
     wheels = [make_wheel(house, "torch"), make_wheel(house, "plain")]
@@ -147,7 +199,7 @@ def test_a_watcher_hears_of_work_that_says_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(detached, "_POLL", 0.02)
     monkeypatch.setattr(detached, "_BEAT", 0.01)
     told: list[dict] = []
-    assert detached.watch("thing", [], tmp_path, told.append) == 0
+    assert detached.watch("thing", [], tmp_path, told.append, module="thing", what="a thing") == 0
     assert told[0] == {"beat": 1}
     assert told[-1] == {"changed": True}
 

@@ -17,6 +17,7 @@ from tests.hosts.machines import Host
 from toolkit.build.lock import lock_of
 
 ROOT = Path(__file__).parents[2]
+ENVIRONMENTS = "/opt/ddtoolkit/envs"
 TOOL = "/srv/tool"
 FOLDER = lock_of("embedded").folder_name
 UNIT = f"ddtoolkit-{FOLDER}.service"
@@ -74,7 +75,7 @@ class Tiny:
         self.house.mkdir()
         wheels = [make_wheel(self.house, name) for name in ("torch", "plain")]
         self.lock = lock_for(*wheels)
-        self.folder = f"/opt/ddtoolkit/envs/{self.lock.folder_name}"
+        self.folder = f"{ENVIRONMENTS}/{self.lock.folder_name}"
         self.unit = f"ddtoolkit-{self.lock.folder_name}.service"
         host.push(ROOT / "toolkit", "/srv/tiny/toolkit")
         host.path("/srv/tiny/toolkit/build/locks/embedded.txt").write_text(self.lock.text)
@@ -92,7 +93,8 @@ class Tiny:
     def under_way(self) -> Iterator[list[dict[str, Any]]]:
         """An installation that has begun to make its environment; in the end what it told, if it did."""
         ended: list[dict[str, Any]] = []
-        self.host.root(["rm", "-rf", self.folder])  # what a run before left would look like the beginning
+        # What a run before left would look like the beginning.
+        self.host.root(["rm", "-rf", self.folder, f"{ENVIRONMENTS}/.{self.lock.folder_name}.new"])
 
         def run() -> None:
             with contextlib.suppress(RuntimeError, json.JSONDecodeError, IndexError):
@@ -101,7 +103,7 @@ class Tiny:
         thread = threading.Thread(target=run)
         thread.start()
         end = time.monotonic() + 30
-        while not self.host.path(f"{self.folder}/bin").exists():
+        while not self.host.path(f"{ENVIRONMENTS}/.{self.lock.folder_name}.new/bin").exists():
             assert time.monotonic() < end
             time.sleep(0.02)
         yield ended

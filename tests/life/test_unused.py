@@ -69,14 +69,14 @@ def test_every_services_releases_count(service, tmp_path):
 
 def test_what_is_young_or_under_way_or_nobodys_is_left(service):
     young = folder(service, LIBRARIES, age=10.0)
-    busy = folder(service, OTHER)
+    busy = [folder(service, name) for name in (f".{OTHER}.new", OTHER)]
     folder(service, "notes")
     folder(service, "lib-zz")
     with (service.layout.environments / f".{OTHER}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert unused(service.layout) == []
-    assert [item.path for item in unused(service.layout)] == [busy]
-    assert {item.path for item in unused(service.layout, young=0.0)} == {young, busy}
+    assert [item.path for item in unused(service.layout)] == busy
+    assert {item.path for item in unused(service.layout, young=0.0)} == {young, *busy}
 
 
 @pytest.mark.parametrize("manifest", [{"environment": {}}, {"environment": {"path": "/x", "python": "p"}}])

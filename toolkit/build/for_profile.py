@@ -8,13 +8,13 @@ from typing import Any
 
 from toolkit.build.environment import Environment, environment_under, locked_environment
 from toolkit.build.libraries.install import damage, ensure
-from toolkit.build.libraries.place import place_in
+from toolkit.build.libraries.place import install_in_unit, place_in
 from toolkit.build.lock import Lock, lock_of
 from toolkit.build.wheel_store import Store
 from toolkit.errors import ToolkitError
 from toolkit.layout import Layout
 from toolkit.profile.schema import Profile
-from toolkit.service.detached import may_detach, watch
+from toolkit.service.detached import may_detach
 
 
 def lock_for(profile: Profile) -> Lock | None:
@@ -84,5 +84,5 @@ def install(profile: Profile, layout: Layout, say: Callable[[str], None]) -> Non
         if "line" in value:
             say(str(value["line"]))
 
-    if watch(lock.folder_name, [*arguments(profile, lock), "--in-unit"], layout.state, tell):
+    if install_in_unit(lock, arguments(profile, lock), layout.state, tell):
         raise ToolkitError(str(last.get("error")), hint=last.get("hint"))

@@ -9,7 +9,7 @@ from typing import Any
 
 from toolkit.build import package
 from toolkit.build.for_profile import arguments, lock_for
-from toolkit.build.libraries.install import interpreter
+from toolkit.build.libraries.install import MODULE, interpreter
 from toolkit.build.lock import Lock
 from toolkit.doctor.request import examination, load_request
 from toolkit.errors import ToolkitError
@@ -19,7 +19,6 @@ from toolkit.profile.schema import Profile
 from toolkit.provision.gpu_host import gpu_host_settings
 from toolkit.provision.requirements import requirements
 from toolkit.release.locate import layout_of
-from toolkit.service.detached import MODULE
 from toolkit.weights import wanted as weights
 
 

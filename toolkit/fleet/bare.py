@@ -8,6 +8,7 @@ from typing import Any
 
 from toolkit.build.environment import Environment
 from toolkit.build.for_profile import arguments, environment_of, lock_for, to_install
+from toolkit.build.libraries.install import MODULE
 from toolkit.errors import UnreachableError
 from toolkit.fleet.connections import Connections
 from toolkit.fleet.drain import TellHost
@@ -18,7 +19,6 @@ from toolkit.profile.schema import Profile
 from toolkit.release.locate import layout_of
 from toolkit.remote.absence import Absence
 from toolkit.remote.agent import NotReadyError, run_module
-from toolkit.service.detached import MODULE
 
 _NOTHING = "nothing of ddtoolkit is there yet"
 _BEGUN = "a deploy was begun there, and has not finished"

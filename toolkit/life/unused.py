@@ -25,6 +25,7 @@ from toolkit.release.store import Release
 # What was made this recently may be for a release that is not staged yet.
 YOUNG = 900.0
 _LIBRARIES = re.compile(r"lib-[0-9a-f]{16}")
+_UNDER_WAY = re.compile(r"\.(lib-[0-9a-f]{16})(\.new|\.old)")
 _COPY = re.compile(r"[0-9a-f]{16}")
 
 
@@ -133,7 +134,7 @@ def _of_this_process(layout: Layout) -> set[Path]:
 
 def _candidates(layout: Layout) -> Iterator[tuple[Path, str]]:
     for path in sorted(layout.environments.glob("*")):
-        if _LIBRARIES.fullmatch(path.name):
+        if _LIBRARIES.fullmatch(path.name) or _UNDER_WAY.fullmatch(path.name):
             yield path, "libraries"
         elif _COPY.fullmatch(path.name):
             yield path, "code"
@@ -145,7 +146,8 @@ def _candidates(layout: Layout) -> Iterator[tuple[Path, str]]:
 
 def _in_work(path: Path) -> bool:
     """Whether libraries are being installed there."""
-    return flocked(path.with_name(f".{path.name}.lock"))
+    beside = _UNDER_WAY.fullmatch(path.name)
+    return flocked(path.with_name(f".{beside[1] if beside else path.name}.lock"))
 
 
 def _size(folder: Path) -> int:

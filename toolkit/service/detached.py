@@ -14,7 +14,6 @@ from toolkit.errors import ToolkitError
 from toolkit.service.systemctl import command, said
 from toolkit.service.transient import python_environment
 
-MODULE = "toolkit.build.libraries"
 _POLL = 0.2
 _BEAT = 5.0
 _BOOTED = Path("/run/systemd/system")  # sd_booted(3)
@@ -34,8 +33,8 @@ def watch(
     state: Path,
     tell: Tell,
     *,
-    module: str = MODULE,
-    what: str | None = None,
+    module: str,
+    what: str,
 ) -> int:
     """Start the work in the unit of that name, unless it runs already, and tell its lines to its end.
 
@@ -45,7 +44,7 @@ def watch(
         state: folder of the log.
         tell: called with every line of the log.
         module: what is run.
-        what: is done, in words, for the unit's description; None: it is installed.
+        what: is done, in words, for the unit's description.
 
     Returns:
         0, or 1 where the work failed.
@@ -58,7 +57,7 @@ def watch(
     log = state / f"{name}.log"
     if not _runs(unit):
         log.unlink(missing_ok=True)
-        _start(unit, what or f"installing {name}", module, arguments, log)
+        _start(unit, what, module, arguments, log)
     last = _follow(unit, log, tell)
     if not {"changed", "error"} & last.keys():
         raise ToolkitError(f"{unit} ended without a result", hint=f"journalctl -u {unit}; then run it again")

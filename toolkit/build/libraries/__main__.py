@@ -13,12 +13,12 @@ import sys
 from pathlib import Path
 
 from toolkit.build.libraries.install import ensure
-from toolkit.build.libraries.place import place_in
+from toolkit.build.libraries.place import install_in_unit, place_in
 from toolkit.build.lock import lock_of
 from toolkit.errors import ToolkitError
 from toolkit.layout import Layout
 from toolkit.lines import tell
-from toolkit.service.detached import may_detach, watch
+from toolkit.service.detached import may_detach
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,10 +36,10 @@ def main(arguments: list[str] | None = None) -> int:
         if args.in_unit or not may_detach():
             changed = ensure(lock, place, lambda text: tell({"line": text}))
         else:
-            words = [args.engine, "--in-unit"]
+            words = [args.engine]
             words += [] if args.root is None else ["--root", str(args.root)]
             words += [] if args.wheelhouse is None else ["--wheelhouse", str(args.wheelhouse)]
-            return watch(lock.folder_name, words, layout.state, tell)
+            return install_in_unit(lock, words, layout.state, tell)
     except ToolkitError as error:
         tell({"error": error.message, "hint": error.hint})
         return 1

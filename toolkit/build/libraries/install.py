@@ -1,12 +1,13 @@
-"""Installing what a lock asks for into a virtual environment at its final place, completion marker last.
+"""Installing what a lock asks for into a virtual environment beside its place, which it takes when complete.
 
 pip checks every file against the lock's hashes (`--require-hashes`) and takes wheels only, so that nothing is
 built on the host. What was downloaded stays until the environment is complete: a run that was ended goes on
-from there.
+from there. A damaged environment stays until then, too: what serves, and what installs, may run under it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -24,8 +25,11 @@ from typing import Any
 
 from toolkit.build.lock import CUDA, Lock, needs_cuda
 from toolkit.errors import ToolkitError
+from toolkit.files import fsync_dir
 
+MODULE = "toolkit.build.libraries"  # installs them, as a program
 MARKER = "libraries.json"
+NEW, OLD = ".new", ".old"
 _KEPT_LINES = 60
 _FULL = 8 << 20
 _PROBE_LIMIT = 120.0
@@ -91,13 +95,15 @@ def ensure(lock: Lock, place: Place, say: Say) -> bool:
     with _alone(folder, say):
         if damage(folder, lock.sha256) is None:
             return False
+        made = folder.with_name(f".{folder.name}{NEW}")
         try:
-            _install(lock, folder, place, say)
+            _install(lock, made, place, say)
+            _put_in_place(made, folder)
         except OSError as error:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(made, ignore_errors=True)
             raise _full_or(error, folder) from None
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(made, ignore_errors=True)
             raise
     shutil.rmtree(place.wheels, ignore_errors=True)
     return True
@@ -138,6 +144,25 @@ def _install(lock: Lock, folder: Path, place: Place, say: Say) -> None:
     _finish(lock, folder, cuda=cuda)
 
 
+def _put_in_place(made: Path, folder: Path) -> None:
+    """Let the complete environment take its place; programs and settings in it name their own path."""
+    here, there = os.fsencode(made.name), os.fsencode(folder.name)
+    for path in (made / "pyvenv.cfg", *(made / "bin").iterdir()):
+        if path.is_symlink() or not path.is_file():
+            continue
+        data = path.read_bytes()
+        if here in data and b"\0" not in data:
+            path.write_bytes(data.replace(here, there))
+    os.sync()
+    old = folder.with_name(f".{folder.name}{OLD}")
+    shutil.rmtree(old, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        folder.rename(old)
+    made.rename(folder)
+    fsync_dir(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
 def _finish(lock: Lock, folder: Path, *, cuda: bool) -> None:
     """Write the marker, when everything before it is on the disk."""
     program = [str(interpreter(folder)), "-I", "-c"]
@@ -147,13 +172,7 @@ def _finish(lock: Lock, folder: Path, *, cuda: bool) -> None:
         [*program, query], capture_output=True, text=True, timeout=_PROBE_LIMIT, check=True
     ).stdout
     marker = {"lock": lock.sha256, "engine": lock.engine, "cuda": cuda, "versions": json.loads(shown)}
-    os.sync()
-    temporary = folder / f".{MARKER}"
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(marker, file, indent=2)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(folder / MARKER)
+    (folder / MARKER).write_text(json.dumps(marker, indent=2), encoding="utf-8")
 
 
 def _written(path: Path, text: str) -> Path:

@@ -1,13 +1,22 @@
-"""Where the libraries of a lock lie on this host, and where they come from."""
+"""Where the libraries of a lock lie on this host and come from, and installing them in a unit."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from toolkit.build.libraries.install import Place
+from toolkit.build.libraries.install import MODULE, Place
 from toolkit.build.lock import Lock
 from toolkit.build.wheel_store import Store
 from toolkit.layout import Layout
+from toolkit.service.detached import Tell, watch
+
+
+def install_in_unit(lock: Lock, arguments: Sequence[str], state: Path, tell: Tell) -> int:
+    """Install them in a unit that outlives whoever asked (`service.detached.watch`, which tells the rest)."""
+    words = [*arguments, "--in-unit"]
+    name = lock.folder_name
+    return watch(name, words, state, tell, module=MODULE, what=f"installing {name}")
 
 
 def place_in(layout: Layout, lock: Lock, wheelhouse: Path | None) -> Place:
