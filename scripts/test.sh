@@ -8,6 +8,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/setup.sh engine,dev
 export PATH="${DDTOOLKIT_VENV:-$PWD/.venv}/bin:$PATH"
 export ANSIBLE_LOCALHOST_WARNING=False
+# Some machines set it: then each of a thousand interpreters would compile what it imports anew.
+unset PYTHONDONTWRITEBYTECODE
 
 if [ "$(id -u)" = 0 ] && ! command -v systemd-analyze >/dev/null; then
     # Rendered units are checked by the real systemd-analyze.
@@ -31,7 +33,8 @@ if [ $# -eq 0 ]; then
 fi
 if [ $# -eq 0 ]; then
     # As many files side by side as there are cores; each works with one thread, or they wait for each other.
+    # The longest come first (tests/conftest.py).
     export OMP_NUM_THREADS=1
-    set -- --numprocesses=auto --maxprocesses=4 --dist=loadfile --durations=40 --durations-min=8
+    set -- --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder --durations=40 --durations-min=8
 fi
 step python -m pytest -q "$@"

@@ -60,8 +60,8 @@ def prepare(host: Host) -> None:
 
 def call(host: Host, code: str, *arguments: str) -> Any:
     """Run `code` as root in the host; what it gave to `answer`."""
-    environment = ["env", f"PYTHONPATH={TOOL}", "PYTHONDONTWRITEBYTECODE=1"]
-    done = host.root([*environment, sys.executable, "-P", "-c", PRELUDE + code, *arguments], timeout=90)
+    program = ["env", f"PYTHONPATH={TOOL}", sys.executable, "-P", "-c", PRELUDE + code]
+    done = host.root([*program, *arguments], timeout=90)
     return json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() else None
 
 
