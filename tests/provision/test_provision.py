@@ -50,6 +50,20 @@ def test_a_wrong_mode_and_a_file_in_the_way_are_seen(tmp_path: Path) -> None:
     assert missing(needed) == [f"folder {wrong} has mode 0700, not 0755", f"{blocked} is not a folder"]
 
 
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_what_is_in_a_folders_place_is_named_and_left(tmp_path: Path, kind: str) -> None:
+    blocked, behind = tmp_path / "blocked", tmp_path / "behind"
+    if kind == "file":
+        blocked.write_text("theirs")
+    else:
+        behind.mkdir(mode=0o700)
+        blocked.symlink_to(behind)
+    needed = dataclasses.replace(needs(tmp_path), directories=((blocked, 0o755), (tmp_path / "next", 0o755)))
+    with pytest.raises(ToolkitError, match=rf"'Create folders' .*{blocked} already exists and is no folder"):
+        run_local("provision.yml", needed.settings())
+    assert blocked.read_text() == "theirs" if kind == "file" else behind.stat().st_mode & 0o777 == 0o700
+
+
 def test_too_little_space_is_refused_with_the_numbers_before_anything_else(tmp_path: Path) -> None:
     needed = dataclasses.replace(needs(tmp_path), min_free_bytes=1 << 60)
     with pytest.raises(ToolkitError, match=rf"{tmp_path} has \d+ bytes free, {1 << 60} are needed"):
@@ -142,4 +156,8 @@ def test_check_mode_tells_the_difference_and_changes_nothing(tmp_path: Path) -> 
     changed = [result for result in done if result.outcome == "changed"]
     assert [result.task for result in changed] == ["Create folders"]
     assert '- "mode": "0711",\n+ "mode": "0755",' in changed[0].diff
+    made = ["services/unit", "services/unit/releases", "envs", "models", "state", "state/unit"]
+    made += ["log", "cache", "cache/unit"]
+    told = re.findall(rf'"path": "{tmp_path}/root/(.+)",\n- "state": "absent"', changed[0].diff)
+    assert told == made, changed[0].diff
     assert (services.stat().st_mode & 0o777, list(services.iterdir())) == (0o711, [])
