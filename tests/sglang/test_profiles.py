@@ -202,7 +202,7 @@ def test_what_the_rules_accept_sglang_does_not_refuse(sglang_python, folders):
     refused: list[list] = []
 
     @settings(
-        max_examples=20 * GENERATED, deadline=None, database=None, derandomize=True, phases=[Phase.generate],
+        max_examples=4 * GENERATED, deadline=None, database=None, derandomize=True, phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(changes())
