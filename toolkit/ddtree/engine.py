@@ -143,14 +143,23 @@ class Engine:
         """
         return str(self._need_tokenizer().decode(list(tokens), skip_special_tokens=True))
 
+    def check(self, request: Request) -> None:
+        """Check a request, from any thread: it reads what never changes.
+
+        Raises:
+            ValueError: the request cannot be served as asked; the message says why.
+        """
+        vocabulary = self.models.target.config.vocab_size
+        check_request(request, self.config, vocabulary, self.context_length, self.models.has_table)
+
     def add(self, request: Request) -> None:
         """Queue a request.
 
         Raises:
             ValueError: the request cannot be served as asked; the message says why.
         """
+        self.check(request)
         target = self.models.target.config
-        check_request(request, self.config, target.vocab_size, self.context_length, self.models.has_table)
         if any(other.request.rid == request.rid for other in (*self._running, *self._waiting)):
             raise ValueError(f"request id {request.rid!r} is in use")
         sampling = request.sampling

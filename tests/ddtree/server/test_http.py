@@ -63,6 +63,15 @@ def test_bad_sampling_parameters_are_named(server, sampling, said):
     _alive(server)
 
 
+def test_what_only_the_engine_refuses_is_said_before_a_stream_begins(server):
+    body = {"prompt": "a", "custom_params": {"ddtree": {"expansion": "transition"}}}
+    for stream in (False, True):
+        response = server.client.post("/v1/completions", json={**body, "stream": stream})
+        assert response.status_code == 400
+        assert "needs a transition table" in response.json()["error"]["message"]
+    _alive(server)
+
+
 def test_a_prompt_longer_than_the_context_is_refused_with_its_length(server):
     limit = server.client.get("/server_info").json()["context_length"]
     response = server.client.post("/v1/completions", json={"prompt": [1] * (limit + 5)})

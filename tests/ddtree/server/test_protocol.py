@@ -31,6 +31,8 @@ def _refusal(call, *arguments):
         (b'{"a": 1, "a": 2}', "same key twice"),
         (b"[1]", "must be a JSON object"),
         (b'{"text": "\\ud800"}', "half of a surrogate pair"),
+        (b'{"text": "\xed\xa0\x80"}', "not valid JSON"),  # the same half, written out
+        ('{"text": "a"}'.encode("utf-16"), "not valid JSON"),
         (b'{"a": ' + b"[" * 100_000, "nested too deeply"),
         (b'{"a": ' + b"9" * 5000 + b"}", "not valid JSON"),
     ],
@@ -39,9 +41,21 @@ def test_a_body_that_is_no_json_object_is_refused(data, said):
     assert said in _refusal(parse_json, data).message
 
 
+def test_no_depth_is_too_much_for_one_part_alone():
+    """Parsing and the look for surrogates end at different depths, a few apart."""
+    said = set()
+    for depth in range(600, 1001):
+        try:
+            parse_json(b'{"a": "\\u0061", "b": %b1%b}' % (b"[" * depth, b"]" * depth))
+        except ApiError as error:
+            said.add(error.message)
+    assert said == {"The body is nested too deeply."}
+
+
 @pytest.mark.parametrize(
     ("sampling", "param", "said"),
     [
+        ({"temperature": 1e7}, "sampling_params.temperature", "less than or equal to 1000000"),
         ({"temperature": -0.1}, "sampling_params.temperature", "greater than or equal to 0"),
         ({"temperature": float("nan")}, "sampling_params.temperature", "finite"),
         ({"temperature": "hot"}, "sampling_params.temperature", "valid number"),

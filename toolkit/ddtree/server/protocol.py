@@ -46,7 +46,7 @@ class CustomParams(_Strict):
 class SamplingFields(_Strict):
     """Sampling fields that all three generation endpoints share; null takes the default."""
 
-    temperature: Annotated[Finite, Field(ge=0)] | None = None
+    temperature: Annotated[Finite, Field(ge=0, le=1e6)] | None = None
     top_p: Annotated[Finite, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
     min_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
@@ -211,21 +211,23 @@ Body = TypeVar("Body", bound=BaseModel)
 def parse_json(data: bytes) -> dict[str, Any]:
     """Parse a request body, refusing what JSON does not define.
 
-    NaN and infinities (RFC 8259, section 6), a key given twice and a body that is no object are refused.
+    NaN and infinities (RFC 8259, section 6), encodings other than UTF-8 (section 8.1), a key given twice and
+    a body that is no object are refused.
 
     Raises:
         ApiError: 400, saying what is wrong.
     """
     try:
-        value = json.loads(data, parse_constant=_no_constant, object_pairs_hook=_no_duplicates)
+        text = data.decode("utf-8-sig")  # strict; json.loads lets surrogates and UTF-16 pass
+        value = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_duplicates)
+        if not isinstance(value, dict):
+            raise ApiError(400, "The body must be a JSON object.")
+        if b"\\u" in data:
+            _check_text(value)
     except RecursionError:
         raise ApiError(400, "The body is nested too deeply.") from None
     except ValueError as error:
         raise ApiError(400, f"The body is not valid JSON: {error}.") from None
-    if not isinstance(value, dict):
-        raise ApiError(400, "The body must be a JSON object.")
-    if b"\\u" in data:
-        _check_text(value)
     return value
 
 

@@ -105,7 +105,17 @@ class Service:
         return list(self.tokenizer.encode(text, add_special_tokens=not self.chat_template.own).ids)
 
     def submit(self, jobs: Sequence[Job], *, counted: bool = True) -> list[Answer]:
-        """Start all jobs or none; raises ApiError as `EngineRunner.submit`."""
+        """Start all jobs or none.
+
+        Raises:
+            ApiError: 400 if the engine cannot serve one of them, which a stream could only say after its 200;
+                and as `EngineRunner.submit`.
+        """
+        try:
+            for job in jobs:
+                self.runner.engine.check(job.request)
+        except ValueError as error:
+            raise ApiError(400, f"{error}.") from None
         generations = self.runner.submit([job.request for job in jobs], counted=counted)
         return [
             Answer(job, generation, self.tokenizer) for job, generation in zip(jobs, generations, strict=True)
