@@ -2,12 +2,15 @@
 
 import os
 import socket
+import subprocess
+import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from changes import change, request, steps
-from stub_service import ACCEPTS, REFUSES, StubService
+from stub_service import ACCEPTS, REFUSES, SERVER, StubService, wait_until
 
 from toolkit.errors import RolledBackError, ServiceDownError, ToolkitError
 from toolkit.files import make_private, replace_file
@@ -15,6 +18,7 @@ from toolkit.release import ending, history
 from toolkit.release.controller import begin
 from toolkit.release.experiment import Experiment, write_experiment
 from toolkit.release.journal import create_journal
+from toolkit.release.request import Acceptance
 from toolkit.service.unit import SecretSource
 
 
@@ -184,6 +188,38 @@ def test_busy_port_of_another_release_is_refused_before_anything(base):
     assert "nothing was changed" in outcome.message
     assert "stop_old" not in steps(events, "begin")
     assert service.host.process_status().pid == pid
+
+
+def test_a_server_that_took_the_port_meanwhile_is_not_taken_for_the_release(service):
+    """It was free when it was looked at; both may bind it before one listens, and the other one answers."""
+    release = service.stage("one", "--bind-after", "2.0")
+    other = []
+
+    def take():
+        wait_until(lambda: service.host.process_status().pid is not None)
+        command = [sys.executable, "-S", SERVER, "--port", str(service.port), "--mark", "another"]
+        other.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+
+    thief = threading.Thread(target=take)
+    thief.start()
+    try:
+        outcome, _ = change(service, "deploy", release, acceptance=ACCEPTS)
+        assert service.mark() == "another"
+    finally:
+        thief.join()
+        other[0].kill()
+        other[0].wait()
+    assert (outcome.status, outcome.serving) == ("first_failed", None)
+    assert f"port {service.port} on 127.0.0.1 was taken by process {other[0].pid}" in outcome.message
+    assert service.host.store.current() is None
+
+
+def test_a_server_that_was_started_again_while_it_was_judged_is_refused(service):
+    release = service.stage("one", "--exit-after", "1.0")
+    waits = Acceptance(("/bin/sh", "-c", 'sleep 1.5; echo "{}" > "$4"', "sh"), {}, 10.0)
+    outcome, _ = change(service, "deploy", release, acceptance=waits)
+    assert outcome.status == "first_failed"
+    assert "the server ended with status 9 while it was judged" in outcome.message
 
 
 def test_missing_secret_is_refused_before_anything(base):

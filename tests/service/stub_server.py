@@ -19,6 +19,7 @@ parser.add_argument("--port", type=int, required=True)
 parser.add_argument(
     "--load", type=float, default=0.0, help="seconds until tokens come; /health answers before"
 )
+parser.add_argument("--bind-after", type=float, default=0.0, help="seconds until it takes its port")
 parser.add_argument("--exit-at-once", type=int, help="status to end with")
 parser.add_argument("--exit-after", type=float, help="seconds until it ends with status 9")
 parser.add_argument("--die-after", type=int, help="requests answered before it is killed by SIGABRT")
@@ -91,6 +92,7 @@ def serve(connection):
         connection.sendall(head.encode() + data)
 
 
+time.sleep(options.bind_after)
 print(f"serving {options.mark}", flush=True)
 with socket.create_server(("127.0.0.1", options.port)) as listener:
     while True:

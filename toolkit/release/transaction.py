@@ -19,13 +19,13 @@ from toolkit.release.history import stopped_on_request
 from toolkit.release.host import ServiceHost
 from toolkit.release.judge import judge
 from toolkit.release.launches import compare_launches
+from toolkit.release.ready import wait_for_token
 from toolkit.release.request import RELEASING, Acceptance, Outcome, Request, Status
 from toolkit.release.space import require_space
 from toolkit.release.steps import NotBegunError, StepFailedError, Steps, failing
 from toolkit.release.store import PENDING_FILE, Release
 from toolkit.service.manager import ProcessStatus
-from toolkit.service.readiness import wait_ready
-from toolkit.service.secrets import stored_secrets, write_secrets
+from toolkit.service.secrets import write_secrets
 from toolkit.service.unit import Unit
 
 SETTINGS_FILE = "acceptance-settings.json"
@@ -155,6 +155,8 @@ class Transaction:
             self._wait_ready(unit, patient=False)
 
     def _judge(self, release: Release, acceptance: Acceptance) -> None:
+        manager = self._host.manager(release.unit)
+        restarts = manager.status().restarts
         verdict = judge(
             acceptance,
             release.unit,
@@ -164,6 +166,9 @@ class Transaction:
         )
         if not verdict.accepted:
             raise ToolkitError(verdict.message)
+        status = manager.status()
+        if status.state != "running" or status.restarts != restarts:
+            raise ToolkitError(f"{status.exit_words()} while it was judged")
 
     def _commit(self) -> Outcome:
         release = self._request.release
@@ -344,20 +349,7 @@ class Transaction:
             self._wait_ready(release.unit, patient=False)
 
     def _wait_ready(self, unit: Unit, *, patient: bool) -> None:
-        """Wait for a token; an impatient wait fails at any end of the process, a patient one at its last."""
-        manager = self._host.manager(unit)
-        restarts = manager.status().restarts
-
-        def ended() -> str:
-            status = manager.status()
-            if not status.active:
-                return status.message
-            if patient or (status.state == "running" and status.restarts == restarts):
-                return ""
-            return f"{status.exit_words()} before its first token"
-
-        key = stored_secrets(unit).get("api-key")
-        wait_ready(unit.url, unit.load_timeout, ended=ended, api_key=key)
+        wait_for_token(self._host.manager(unit), unit, patient=patient)
         self._steps.came_up()
 
     def _stop(self, data: dict[str, Any]) -> None:

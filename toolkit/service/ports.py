@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from pathlib import Path
 
-from toolkit.service.processes import read_stat
+from toolkit.service.processes import descendants, read_stat
 
 _LISTEN = "0A"
 
@@ -43,6 +44,21 @@ def listener(port: int) -> str:
             stat = read_stat(int(entry.name))
             return f"{entry.name} ({stat.name})" if stat else entry.name
     return ""
+
+
+def foreign_listener(port: int, pid: int) -> str:
+    """Who listens on TCP `port`, as `pid (name)`, if neither `pid` nor a process below it does; else "".
+
+    A server that could not bind may be alive for a while yet, beside another one that answers in its place.
+    """
+    sockets = _listening_sockets(port)
+    if not sockets:
+        return ""
+    for own in (pid, *(stat.pid for stat in descendants(pid))):
+        folder = Path("/proc") / str(own)
+        if _holds(folder, sockets) or not os.access(folder / "fd", os.R_OK):
+            return ""
+    return listener(port) or "another process"
 
 
 def _listening_sockets(port: int) -> set[str]:

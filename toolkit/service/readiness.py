@@ -62,6 +62,7 @@ def wait_ready(
     timeout: float,
     *,
     ended: Callable[[], str],
+    answered: Callable[[], str] = lambda: "",
     api_key: str | None = None,
     poll: float = _POLL,
 ) -> float:
@@ -71,6 +72,7 @@ def wait_ready(
         url: base URL.
         timeout: seconds until it counts as failed; the unit's load timeout.
         ended: asked at each look; what it returns other than "" ends the wait as a failure with that reason.
+        answered: asked once a token came; what it returns other than "" is why that was not the server's.
         api_key: bearer token, when the server wants one.
         poll: seconds between looks.
 
@@ -86,9 +88,9 @@ def wait_ready(
         answer = _ask(url, begin + timeout - time.monotonic(), api_key)
         while not answer.done.wait(_LOOK):
             _check(ended, begin, timeout, problem)
-        if answer.ready:
+        problem = answered() if answer.ready else answer.problem
+        if not problem:
             return time.monotonic() - begin
-        problem = answer.problem
         if time.monotonic() - looked >= _LOOK:
             _check(ended, begin, timeout, problem)
             looked = time.monotonic()
