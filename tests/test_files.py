@@ -16,6 +16,9 @@ from toolkit.files import (
     temporaries,
     write_new,
 )
+from toolkit.layout import Layout
+from toolkit.release import history
+from toolkit.release.journal import JOURNAL_FILE, read_journal
 from toolkit.service import ports
 from toolkit.service.manager import Leftover
 from toolkit.service.processes import ProcessId, boot_id, descendants, identify, read_stat
@@ -73,6 +76,34 @@ def test_record(tmp_path):
     path.write_bytes(b"[1]".ljust(16384))
     assert read_record(path) is None
     assert read_json(tmp_path / "absent") is None
+
+
+_ODD = {
+    "pipe": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "folder": lambda path: path.mkdir(),
+    "huge": lambda path: (path.touch(), os.truncate(path, 1 << 40)),
+    "deep": lambda path: path.write_bytes(b"[" * 200_000),
+    "deep in a line": lambda path: path.write_bytes(b'{"a":' * 200_000 + b"\n"),
+}
+
+
+@pytest.mark.parametrize("odd", _ODD)
+def test_what_lies_in_a_files_place_is_neither_waited_for_nor_read_without_end(tmp_path, odd):
+    paths = Layout(tmp_path).service("s")
+    paths.state.mkdir(parents=True)
+    for path in (tmp_path / "value.json", paths.history, tmp_path / JOURNAL_FILE):
+        _ODD[odd](path)
+    assert read_json(tmp_path / "value.json") is None
+    assert read_record(tmp_path / "value.json") is None
+    assert history.read(paths) == []
+    assert read_journal(tmp_path) == []
+
+
+def test_a_file_behind_a_link_is_read(tmp_path):
+    (tmp_path / "there").write_text("[1]")
+    (tmp_path / "here").symlink_to("there")
+    assert read_json(tmp_path / "here") == [1]
 
 
 def test_supervision_always_fits_its_record(tmp_path):

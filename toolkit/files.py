@@ -9,6 +9,7 @@ import json
 import os
 import re
 import secrets
+import stat
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 PRIVATE_DIR = 0o700
 PRIVATE_FILE = 0o600
 _RECORD_SIZE = 16384
+_LONGEST = 64 << 20
 _ATTEMPTS = 3
 _DIGITS = 6
 
@@ -115,10 +117,39 @@ def json_bytes(value: Any) -> bytes:
     return (json.dumps(value, indent=2, sort_keys=False, ensure_ascii=True) + "\n").encode()
 
 
+def read_bytes(path: Path) -> bytes:
+    """The content of a regular file, which a link may lead to.
+
+    Raises:
+        OSError: it is absent or cannot be read; is a pipe or a device, which may have no end; or is longer
+            than anything that is written here.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "is no regular file", str(path))
+        if found.st_size > _LONGEST:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+        return file.read()
+
+
+def parse_json(data: bytes) -> Any:
+    """Parsed JSON.
+
+    Raises:
+        ValueError: it is none, or nested too deeply to be read.
+    """
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
 def read_json(path: Path) -> Any:
     """Parsed JSON of `path`; None where it is absent or no JSON."""
     try:
-        return json.loads(path.read_bytes())
+        return parse_json(read_bytes(path))
     except (OSError, ValueError):
         return None
 
@@ -159,13 +190,13 @@ def read_record(path: Path) -> dict[str, Any] | None:
     """The object of a `Record`; None where there is none."""
     for _ in range(20):
         try:
-            data = path.read_bytes()
+            data = read_bytes(path)
         except OSError:
             return None
         if not data.strip(b" \0"):
             return None
         with contextlib.suppress(ValueError):
-            value = json.loads(data)
+            value = parse_json(data)
             return value if isinstance(value, dict) else None
         time.sleep(0.001)
     return None

@@ -27,6 +27,7 @@ from toolkit.build.bootstrap import tree_digest
 from toolkit.build.libraries import install as libraries
 from toolkit.build.lock import Lock
 from toolkit.errors import ToolkitError
+from toolkit.files import read_json
 
 _NEEDED = {
     "embedded": ("torch", "tokenizers", "safetensors", "fastapi", "uvicorn", "prometheus-client"),
@@ -243,10 +244,7 @@ def damage(folder: Path) -> str | None:
     marker = folder / MARKER
     if not marker.is_file():
         return f"{folder} is missing"
-    try:
-        content = json.loads(marker.read_bytes())
-    except (OSError, ValueError):
-        content = None
+    content = read_json(marker)
     if not isinstance(content, dict):
         return f"{marker} is damaged"
     lock = content.get("lock")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from toolkit.errors import ToolkitError
-from toolkit.files import json_bytes, write_new
+from toolkit.files import json_bytes, read_bytes, write_new
 from toolkit.layout import Layout
 from toolkit.release.experiment import read_experiment
 from toolkit.release.host import HOST_FILE, ServiceHost, read_host
@@ -209,7 +209,7 @@ def unfinished(folder: Path) -> bool:
 def _crash(folder: Path) -> str:
     """What ended the process, when it could still say so."""
     try:
-        lines = (folder / CRASH_FILE).read_text(encoding="utf-8").strip().splitlines()
+        lines = read_bytes(folder / CRASH_FILE).decode("utf-8", "replace").strip().splitlines()
     except OSError:
         return ""
     return f" ({lines[-1]})" if lines else ""

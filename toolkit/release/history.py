@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import ToolkitError
-from toolkit.files import PRIVATE_FILE
+from toolkit.files import PRIVATE_FILE, parse_json, read_bytes
 from toolkit.layout import ServicePaths
 from toolkit.profile.changes import Change
 from toolkit.release.request import Outcome, Request
@@ -163,13 +163,13 @@ def served(paths: ServicePaths) -> list[str]:
 def read(paths: ServicePaths) -> list[Entry]:
     """Every entry, oldest first; lines that are damaged are left out."""
     try:
-        data = paths.history.read_bytes()
+        data = read_bytes(paths.history)
     except OSError:
         return []
     found = []
     for line in data.splitlines():
         try:
-            value = json.loads(line)
+            value = parse_json(line)
             value["changes"] = tuple(Change(**change) for change in value.get("changes", ()))
             # A newer version of the toolkit may know more of a change.
             entry = Entry(**{key: item for key, item in value.items() if key in _KNOWN})

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from toolkit.files import PRIVATE_FILE, fsync_dir
+from toolkit.files import PRIVATE_FILE, fsync_dir, parse_json, read_bytes
 
 JOURNAL_FILE = "journal.jsonl"
 _RESERVED = 1 << 18
@@ -102,13 +102,13 @@ def create_journal(folder: Path) -> None:
 def read_journal(folder: Path) -> list[Event]:
     """Every whole event of the journal in `folder`; a torn last line is left out."""
     try:
-        data = (folder / JOURNAL_FILE).read_bytes()
+        data = read_bytes(folder / JOURNAL_FILE)
     except OSError:
         return []
     found = []
     for line in data[: _end(data)].splitlines():
         try:
-            found.append(Event(**json.loads(line)))
+            found.append(Event(**parse_json(line)))
         except (ValueError, TypeError):
             continue
     return found

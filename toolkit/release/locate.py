@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from toolkit.errors import ConfigError, ToolkitError
+from toolkit.files import parse_json, read_bytes
 from toolkit.layout import Layout
 from toolkit.profile.schema import Profile
 from toolkit.release.host import ServiceHost
@@ -44,7 +45,7 @@ def recorded_services() -> list[Deployed]:
     found = []
     for record in sorted(_records().glob("*.json")):
         try:
-            root = json.loads(record.read_text(encoding="utf-8"))["root"]
+            root = parse_json(read_bytes(record))["root"]
         except (OSError, ValueError, KeyError, TypeError):
             continue
         found.append(Deployed(record.stem, Layout(None if root is None else Path(root))))

@@ -19,14 +19,7 @@ from typing import Any
 
 from toolkit.build.environment import damage
 from toolkit.errors import ConfigError, ToolkitError
-from toolkit.files import (
-    fsync_dir,
-    json_bytes,
-    make_private,
-    read_json,
-    replace_file,
-    write_new,
-)
+from toolkit.files import fsync_dir, json_bytes, make_private, read_bytes, read_json, replace_file, write_new
 from toolkit.layout import ServicePaths
 from toolkit.profile.changes import Change
 from toolkit.service.unit import UNIT_FILE, Unit, read_unit, write_unit
@@ -209,7 +202,7 @@ class Release:
     def sources(self) -> dict[str, bytes]:
         """The files that its profile was read from, by name."""
         folder = self.path / _SOURCES
-        return {path.name: path.read_bytes() for path in sorted(folder.glob("*")) if path.is_file()}
+        return {path.name: read_bytes(path) for path in sorted(folder.glob("*")) if path.is_file()}
 
     def altered(self) -> str | None:
         """Which of its files is not the one that it was made with, in words; None when none is.

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from toolkit.errors import ConfigError, ToolkitError
-from toolkit.files import make_private, replace_file
+from toolkit.files import make_private, read_bytes, replace_file
 from toolkit.service.unit import SecretSource, Unit
 
 _NO_FOLDING = 1 << 20
@@ -112,7 +112,7 @@ def _read_stored(unit: Unit) -> dict[str, str]:
     import yaml
 
     try:
-        value = yaml.safe_load(Path(unit.secrets_file).read_bytes())
+        value = yaml.safe_load(read_bytes(Path(unit.secrets_file)))
     except OSError as error:
         raise ToolkitError(f"{unit.secrets_file} cannot be read: {error.strerror}") from None
     except yaml.YAMLError:

@@ -25,7 +25,7 @@ from typing import Any
 
 from toolkit.build.lock import CUDA, Lock, needs_cuda
 from toolkit.errors import ToolkitError
-from toolkit.files import fsync_dir
+from toolkit.files import fsync_dir, read_json
 
 MODULE = "toolkit.build.libraries"  # installs them, as a program
 MARKER = "libraries.json"
@@ -252,10 +252,7 @@ def _full_or(error: OSError, folder: Path) -> ToolkitError:
 
 
 def _marker(folder: Path) -> dict[str, Any] | None:
-    try:
-        value = json.loads((folder / MARKER).read_bytes())
-    except (OSError, ValueError):
-        return None
+    value = read_json(folder / MARKER)
     return value if isinstance(value, dict) else None
 
 
