@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import typer
@@ -17,6 +17,11 @@ from toolkit import __version__
 from toolkit.cli.main import app
 
 HEAVY = ("torch", "ansible", "ansible_runner", "sglang", "transformers", "fastapi", "paramiko", "matplotlib")
+
+
+def _with_output(file: IO[str], *arguments: str) -> "subprocess.CompletedProcess[str]":
+    program = Path(sys.executable).with_name("ddtoolkit")
+    return subprocess.run([program, *arguments], stdout=file, stderr=subprocess.PIPE, text=True, check=False)
 
 
 def test_help_lists_every_command(ddtoolkit: Command) -> None:
@@ -148,6 +153,28 @@ def test_what_a_reading_command_was_asked_for_is_on_standard_output(ddtoolkit: C
 def test_data_is_alone_on_standard_output(ddtoolkit: Command) -> None:
     for arguments in (["status"], ["plan", "local-cpu"], ["profiles", "list"], ["validate", "local-cpu"]):
         json.loads(ddtoolkit(*arguments, "--json").stdout)
+
+
+def test_an_answer_that_finds_the_disk_full_says_so() -> None:
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        for arguments in (["validate", "local-cpu"], ["profiles", "list", "--json"]):
+            shown = _with_output(full, *arguments)
+            assert shown.returncode == 1
+            assert shown.stderr == (
+                "error: standard output: cannot be written: No space left on device\n"
+                "  next: free some space there\n"
+            )
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8:strict"])
+def test_what_the_locale_cannot_write_is_escaped(ddtoolkit: Command, encoding: str) -> None:
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    name = os.fsdecode("\u00e9".encode() + b"\xff")
+    shown = ddtoolkit("validate", name, "--json", env=environment)
+    assert shown.returncode == 2
+    assert name in json.loads(shown.stdout)["error"]
+    for arguments in (["validate", name], ["status", name], ["profiles", "list"]):
+        assert "Traceback" not in ddtoolkit(*arguments, env=environment).stderr
 
 
 def test_a_change_tells_its_plan_as_progress(ddtoolkit: Command) -> None:

@@ -1,6 +1,7 @@
 """Checkpoints that cannot be served: each fault is found at load and named (corrupt, missing, mismatched)."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -66,6 +67,50 @@ def test_config_that_is_not_json(pair):
     refused(pair, "config.json", "is not JSON")
     (pair.target / "config.json").write_text("[]")
     refused(pair, "config.json", "is not a JSON object")
+
+
+@pytest.mark.parametrize("which", ["target", "drafter"])
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers: 1000000000 is more than 4096"),
+        ({"max_position_embeddings": 10**12}, "max_position_embeddings: 1000000000000 is more than"),
+        ({"vocab_size": 10**400}, "vocab_size: 1000"),
+        ({"rope_theta": 10**400}, "rope_theta: 1000"),
+        ({"layer_types": 5}, "layer_types: 5 is not a list"),
+        ({"architectures": [{}]}, "architectures: [{}]; this engine serves"),
+    ],
+)
+def test_config_beyond_any_model(pair, which, changes, said):
+    """Each is refused by what the file says, before memory is taken for it."""
+    edit_config(getattr(pair, which), **changes)
+    refused(pair, getattr(pair, which) / "config.json", said)
+
+
+@pytest.mark.parametrize(
+    ("put", "said"),
+    [
+        (os.mkfifo, "is no regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "is no regular file"),
+        (lambda path: (path.touch(), os.truncate(path, 1 << 40)), "has 1099511627776 bytes"),
+        (lambda path: path.write_bytes(b"[" * 200_000), "is nested too deeply"),
+        (lambda path: path.write_bytes(b'{"vocab_size": %b}' % (b"9" * 5000)), "is not JSON"),
+    ],
+)
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_odd_files_in_place_of_json(pair, name, put, said):
+    path = pair.target / name
+    path.unlink(missing_ok=True)
+    put(path)
+    if path.is_file() or name == "config.json":
+        refused(pair, path, said)
+    else:
+        Engine(EngineConfig(pair.target, pair.drafter))  # an index that is no file is none
+
+
+def test_a_context_beyond_the_models_is_refused_before_its_tables_are_made(pair):
+    with pytest.raises(ValueError, match=r"context_length 1000000000000 is outside 2\.\.512"):
+        Engine(EngineConfig(pair.target, pair.drafter, context_length=10**12))
 
 
 @pytest.mark.parametrize("which", ["target", "drafter"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import signal
 import sys
 from typing import Annotated, NoReturn
@@ -25,6 +28,8 @@ from toolkit.cli import (
 )
 from toolkit.cli.output import show_end, show_error
 from toolkit.errors import EXIT_INTERRUPTED, StoppedWatchingError, ToolkitError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 app = typer.Typer(
     name="ddtoolkit",
@@ -71,6 +76,8 @@ def _interrupted(*_: object) -> NoReturn:
 def main() -> None:
     """Run the command line; every expected error ends with its message, its next step and its exit code."""
     signal.signal(signal.SIGINT, _interrupted)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error is from the start
     try:
         app()
     except ToolkitError as error:
@@ -84,3 +91,13 @@ def main() -> None:
         # The reader of a pipe went away; Python would complain again while closing standard output.
         sys.stderr.close()
         sys.exit(EXIT_INTERRUPTED)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        where = error.filename or "standard output"
+        show_error(
+            ToolkitError(f"{where}: cannot be written: {error.strerror}", hint="free some space there"),
+            as_json=False,
+        )
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left to be written would fail once more
+        sys.exit(ToolkitError.exit_code)

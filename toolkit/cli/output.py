@@ -51,7 +51,12 @@ _emitted: list[bool] = []  # whether the one JSON document of this command is ou
 def emit(value: Any) -> None:
     """Print `value` as JSON for programs, the only document of a command."""
     _emitted.append(True)
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    try:
+        text.encode(sys.stdout.encoding)
+    except UnicodeEncodeError:  # by the locale, or a name that is no UTF-8 and came as surrogates
+        text = json.dumps(value, indent=2)
+    typer.echo(text)
 
 
 def table(*columns: str, whole: Collection[str] = ()) -> Table:

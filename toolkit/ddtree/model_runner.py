@@ -16,7 +16,7 @@ from toolkit.ddtree.models.qwen3 import Qwen3Target
 from toolkit.ddtree.transition import RankedChildren
 from toolkit.ddtree.tree import BatchLimits, DraftTrees, grow_trees, topk_logprobs
 from toolkit.ddtree.types import Algorithm, EngineConfig, Expansion, TreeLimits
-from toolkit.ddtree.validation import check_config
+from toolkit.ddtree.validation import check_config, check_context
 
 PREFILL_ROWS = 1024
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -56,6 +56,7 @@ class ModelRunner:
             raise ValueError(f"dtype {config.dtype!r} is not one of {', '.join(_DTYPES)}")
         self.device = torch.device(config.device)
         longest = read_target_config(config.model_path).max_position_embeddings
+        check_context(config, longest)
         self.context_length = longest if config.context_length is None else config.context_length
         self.target = Qwen3Target.load(
             config.model_path, self.context_length + PREFILL_ROWS, _DTYPES[config.dtype], self.device
@@ -67,7 +68,7 @@ class ModelRunner:
                 raise ValueError(f"algorithm {config.algorithm} needs a draft model")
             self.drafter = DFlashDrafter.load(config.draft_model_path, self.target, config.block_size)
             self.block_size = self.drafter.block_size
-        check_config(config, longest, self.block_size, self.has_table)
+        check_config(config, self.block_size, self.has_table)
         self._block_offsets = torch.arange(self.block_size, device=self.device)
         self._kernels = _Kernels() if self.device.type == "cuda" else None
         self._start_empty()

@@ -9,23 +9,34 @@ from toolkit.ddtree.types import Algorithm, EngineConfig, Expansion, Request, Sa
 _GREATEST = 1e6
 
 
-def check_config(config: EngineConfig, longest: int, block_size: int, has_table: bool) -> None:
-    """Check a configuration against the models.
+def check_context(config: EngineConfig, longest: int) -> None:
+    """Check the context length, before tables of that length are made.
 
     Args:
         config: the configuration.
         longest: the target's max_position_embeddings.
-        block_size: slots of a draft block; 1 without a drafter.
-        has_table: whether the drafter has a transition table.
 
     Raises:
-        ValueError: names the key, its value and what is allowed.
+        ValueError: it is outside of what the model has.
     """
     context = config.context_length
     if context is not None and not 2 <= context <= longest:
         raise ValueError(
             f"context_length {context} is outside 2..{longest}, the model's max_position_embeddings"
         )
+
+
+def check_config(config: EngineConfig, block_size: int, has_table: bool) -> None:
+    """Check a configuration against the models.
+
+    Args:
+        config: the configuration.
+        block_size: slots of a draft block; 1 without a drafter.
+        has_table: whether the drafter has a transition table.
+
+    Raises:
+        ValueError: names the key, its value and what is allowed.
+    """
     for key, low in (("max_running_requests", 1), ("prefix_cache_tokens", 0)):
         if getattr(config, key) < low:
             raise ValueError(f"{key} {getattr(config, key)} is below {low}")

@@ -11,8 +11,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+import torch
 
+from toolkit.ddtree.server import __main__ as main_module
 from toolkit.ddtree.server.__main__ import StartError, bind, listen, main
+from toolkit.ddtree.server.chat import ChatTemplate
 
 # Breaks the engine where a request's cache salt asks for it.
 _FAULTS = """
@@ -180,6 +183,28 @@ def test_what_cannot_be_served_is_refused_in_one_line_with_exit_code_2(
     assert said in err
     assert err.startswith("ddtree server: ")
     assert err.count("\n") == 1
+
+
+def test_too_little_memory_is_said_in_one_line(tree_arguments, monkeypatch, capsys):
+    monkeypatch.setattr(main_module, "_load_engine", lambda config: torch.empty(1 << 60))
+    assert main(["--port", "0", *tree_arguments]) == 1
+    said = capsys.readouterr().err
+    assert said.endswith("there is not enough memory to load it\n")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("tokenizer_config.json", b"[" * 200_000, "tokenizer_config.json: is nested too deeply"),
+        ("tokenizer_config.json", b"[]", "tokenizer_config.json: is not a JSON object"),
+        ("chat_template.jinja", b"\xff", "chat_template.jinja: cannot be read"),
+    ],
+)
+def test_a_damaged_chat_template_is_named(tmp_path, name, data, said):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ValueError, match=said):
+        ChatTemplate(tmp_path)
 
 
 def test_the_bundled_pair_serves_python_and_accepts_drafts(start_server):

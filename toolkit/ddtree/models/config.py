@@ -8,9 +8,10 @@ activations, unknown rotary scalings) is refused with its key rather than ignore
 from __future__ import annotations
 
 import json
+import stat
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,12 @@ CONFIG_NAME = "config.json"
 TARGET_ARCHITECTURES = ("Qwen3ForCausalLM",)
 DRAFTER_ARCHITECTURES = ("DFlashDraftModel",)
 _ROPE_TYPES = ("default", "linear", "yarn")
+# Far beyond any model: what is larger is an error, and would take the memory of the machine to refuse later.
+_LARGEST = 1 << 24
+_MOST_LAYERS = 1 << 12
+_LONGEST_FILE = 64 << 20
+_GREATEST = sys.float_info.max
+_SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +115,7 @@ class _Keys:
     def fail(self, key: str, problem: str) -> CheckpointError:
         return CheckpointError(self.path, f"{self.prefix}{key}: {problem}")
 
-    def integer(self, key: str, default: int | None = None, low: int = 1) -> int:
+    def integer(self, key: str, default: int | None = None, low: int = 1, high: int = _LARGEST) -> int:
         value = self.values.get(key)
         if value is None:
             value = default
@@ -116,6 +123,8 @@ class _Keys:
             raise self.fail(key, "missing; an integer is needed")
         if isinstance(value, bool) or not isinstance(value, int) or value < low:
             raise self.fail(key, f"{value!r} is not an integer of at least {low}")
+        if value > high:
+            raise self.fail(key, f"{_shown(value)} is more than {high}, which no model has")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -124,8 +133,8 @@ class _Keys:
             value = default
         if value is None:
             raise self.fail(key, "missing; a positive number is needed")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            raise self.fail(key, f"{value!r} is not a positive number")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _GREATEST:
+            raise self.fail(key, f"{_shown(value)} is not a positive number")
         return float(value)
 
     def section(self, key: str) -> _Keys | None:
@@ -137,6 +146,12 @@ class _Keys:
         return _Keys(self.path, value, f"{self.prefix}{key}.")
 
 
+def _shown(value: object) -> str:
+    """A value for a message: a number may have thousands of digits."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read one JSON object.
 
@@ -144,12 +159,22 @@ def read_json(path: Path) -> dict[str, Any]:
         CheckpointError: the file is missing, unreadable, not JSON, or not an object.
     """
     try:
+        found = path.stat()
+        # A pipe would be waited for, and a device may have no end.
+        if not stat.S_ISREG(found.st_mode):
+            raise CheckpointError(path, "is no regular file")
+        if found.st_size > _LONGEST_FILE:
+            raise CheckpointError(path, f"has {found.st_size} bytes; more than {_LONGEST_FILE} are not read")
         value = json.loads(path.read_text(encoding="utf-8"))
+    except CheckpointError:
+        raise
     except FileNotFoundError:
         raise CheckpointError(path, "no such file; is this a Hugging Face checkpoint directory?") from None
     except OSError as error:
         raise CheckpointError(path, f"cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except RecursionError:
+        raise CheckpointError(path, "is nested too deeply") from None
+    except ValueError as error:
         raise CheckpointError(path, f"is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise CheckpointError(path, "is not a JSON object")
@@ -201,7 +226,8 @@ def _transition(keys: _Keys, block_size: int) -> TransitionConfig | None:
     if (
         not isinstance(strengths, list)
         or len(strengths) != block_size - 1
-        or not all(isinstance(x, int | float) and not isinstance(x, bool) and isfinite(x) for x in strengths)
+        or not all(isinstance(x, int | float) and not isinstance(x, bool) for x in strengths)
+        or not all(abs(x) <= _GREATEST for x in strengths)
     ):
         raise table.fail("strengths", f"{strengths!r} is not a list of {block_size - 1} numbers, one a slot")
     return TransitionConfig(table.integer("rank"), tuple(map(float, strengths)))
@@ -212,7 +238,7 @@ def _open(directory: Path, architectures: tuple[str, ...]) -> _Keys:
         raise CheckpointError(directory, "no such checkpoint directory")
     keys = _Keys(directory / CONFIG_NAME, read_json(directory / CONFIG_NAME))
     found = keys.values.get("architectures")
-    if not isinstance(found, list) or not set(found) & set(architectures):
+    if not isinstance(found, list) or not any(item in architectures for item in found):
         raise keys.fail("architectures", f"{found!r}; this engine serves {' or '.join(architectures)} here")
     return keys
 
@@ -232,7 +258,7 @@ def _model(keys: _Keys, eos_token_ids: frozenset[int]) -> ModelConfig:
         vocab_size=keys.integer("vocab_size"),
         hidden_size=hidden,
         intermediate_size=keys.integer("intermediate_size"),
-        num_hidden_layers=keys.integer("num_hidden_layers"),
+        num_hidden_layers=keys.integer("num_hidden_layers", high=_MOST_LAYERS),
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
@@ -250,7 +276,10 @@ def _refuse_unsupported(keys: _Keys) -> None:
         raise keys.fail("hidden_act", f"{values['hidden_act']!r} is not supported; silu is")
     if values.get("attention_bias"):
         raise keys.fail("attention_bias", "true is not supported")
-    if values.get("use_sliding_window") or "sliding_attention" in (values.get("layer_types") or ()):
+    kinds = values.get("layer_types")
+    if not isinstance(kinds, list | None):
+        raise keys.fail("layer_types", f"{_shown(kinds)} is not a list")
+    if values.get("use_sliding_window") or "sliding_attention" in (kinds or ()):
         raise keys.fail("use_sliding_window", "sliding window attention is not supported")
     if values.get("quantization_config") is not None:
         raise keys.fail("quantization_config", "quantised checkpoints are not supported")

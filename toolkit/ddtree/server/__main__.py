@@ -94,6 +94,17 @@ def _load(args: ServerArgs) -> Service:
         return Service(args, _load_engine(args.engine), chat_template, debug_log)
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from None
+    except (MemoryError, RuntimeError) as error:
+        if not _lacks_memory(error):
+            raise
+        raise StartError(f"{args.engine.model_path}: there is not enough memory to load it") from None
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """Whether an allocation failed; torch's for the CPU raises nothing narrower than RuntimeError."""
+    import torch
+
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def _open_debug_log(args: ServerArgs) -> DebugLog | None:

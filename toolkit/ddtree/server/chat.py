@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from toolkit.ddtree.models.config import read_json
+from toolkit.ddtree.models.errors import CheckpointError
 from toolkit.ddtree.server.errors import ApiError
 from toolkit.ddtree.server.protocol import ChatMessage
 
@@ -91,21 +92,16 @@ def _raise(message: str) -> None:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from None
-    if not isinstance(config, dict):
-        raise ValueError(f"{path}: must be a JSON object")  # noqa: TRY004 (bad file, not a bad call)
-    return config
+    return read_json(path) if path.exists() else {}
 
 
 def _template_source(model_path: Path, config: dict[str, Any]) -> str | None:
     path = model_path / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise CheckpointError(path, f"cannot be read: {error}") from None
     source = config.get("chat_template")
     if isinstance(source, list):  # named templates; the default one is for chat
         named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
