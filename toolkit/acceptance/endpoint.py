@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -31,10 +31,14 @@ from toolkit.acceptance.formats import (
 )
 from toolkit.errors import ToolkitError
 
+Chunk = TypeVar("Chunk", str, bytes)
 Way = Literal["whole", "completions", "native_stream", "openai_stream"]
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _KEEP_IDLE = 2.0
+_LONGEST_ANSWER = 64 << 20
+# What reading an answer raises where it holds something else than was agreed.
+_MISREAD = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)
 
 
 class Endpoint:
@@ -164,23 +168,50 @@ class Endpoint:
         try:
             try:
                 with self._client() as client:
-                    response = client.request(method, path, json=body, **self._options(admin=admin))
+                    response = self._exchange(client, method, path, body, admin=admin)
             except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
                 # The server may have closed a kept connection just then (RFC 9112, section 9.3.1): that is
                 # no fault of its; one more try, on a connection of its own, tells.
                 with self._client(fresh=True) as client:
-                    response = client.request(method, path, json=body, **self._options(admin=admin))
+                    response = self._exchange(client, method, path, body, admin=admin)
         except httpx.HTTPError as error:
             raise self._fault(what, error) from None
         if not response.is_success:
             raise self._refusal(what, response)
         return response
 
+    def _exchange(
+        self, client: httpx.Client, method: str, path: str, body: Any, *, admin: bool
+    ) -> httpx.Response:
+        """One request and the whole answer, which may neither go on for ever nor fill the memory."""
+        options = self._options(admin=admin)
+        data = bytearray()
+        with client.stream(method, path, json=body, **options) as response:
+            for chunk in self._bounded(response.iter_bytes(), f"{method} {path}", options["timeout"]):
+                data += chunk
+        # What was received is decoded already.
+        headers = [(key, value) for key, value in response.headers.items() if key != "content-encoding"]
+        return httpx.Response(response.status_code, headers=headers, content=bytes(data))
+
+    def _bounded(self, chunks: Iterator[Chunk], what: str, seconds: float) -> Iterator[Chunk]:
+        """The parts of an answer, as long as they are not too many and do not come for too long."""
+        end = time.monotonic() + seconds
+        size = 0
+        for chunk in chunks:
+            size += len(chunk)
+            if size > _LONGEST_ANSWER:
+                raise EndpointError(f"{self.url}: {what} answered more than {_LONGEST_ANSWER} bytes")
+            if time.monotonic() > end:
+                if self.remaining <= 0:
+                    raise TimeUpError("the time limit is reached")
+                raise EndpointError(f"{self.url}: the answer to {what} did not end within {seconds:g} s")
+            yield chunk
+
     def _json(self, method: str, path: str, *, body: Any = None, admin: bool = False) -> Any:
         response = self.request(method, path, body=body, admin=admin)
         try:
             return response.json()
-        except ValueError:
+        except (ValueError, RecursionError):
             raise EndpointError(
                 f"{self.url}: {method} {path} answered no JSON: {response.text[:100]!r}",
                 status=response.status_code,
@@ -208,7 +239,9 @@ class Endpoint:
         """
         models = self.get_json("/v1/models") or {}
         cards = models.get("data") if isinstance(models, dict) else None
-        served: dict[str, Any] = cards[0] if cards and isinstance(cards[0], dict) else {}
+        served: dict[str, Any] = (
+            cards[0] if isinstance(cards, list) and cards and isinstance(cards[0], dict) else {}
+        )
         info = self.get_json("/server_info", "/get_server_info")
         version = self.get_json("/version") if info is None else None
         name = str(served.get("id", "default"))
@@ -294,7 +327,10 @@ class Endpoint:
         start = time.monotonic()
         first: float | None = None
         for piece in self._events(path, body):
-            join.add(piece)
+            try:
+                join.add(piece)
+            except _MISREAD:
+                raise self._misread(piece) from None
             if first is None and join.started:
                 first = time.monotonic() - start
         if not join.ended:
@@ -308,12 +344,12 @@ class Endpoint:
         try:
             with (
                 self._client(fresh=True) as client,
-                client.stream("POST", path, json=body, **self._options()) as response,
+                client.stream("POST", path, json=body, **(options := self._options())) as response,
             ):
                 if not response.is_success:
                     response.read()
                     raise self._refusal(what, response)
-                for line in response.iter_lines():
+                for line in self._bounded(response.iter_lines(), what, options["timeout"]):
                     data = line.removeprefix("data:").strip()
                     if data == "[DONE]":
                         return
@@ -321,17 +357,18 @@ class Endpoint:
                         yield json.loads(data)
         except httpx.HTTPError as error:
             raise self._fault(what, error) from None
-        except ValueError:
+        except (ValueError, RecursionError):
             raise EndpointError(f"{self.url}: {what} sent an event that is no JSON", status=200) from None
 
     def _read(self, answer: Any, *, native: bool) -> Generation:
         try:
             return read_native(answer) if native else read_openai(answer)
-        except (KeyError, IndexError, TypeError, ValueError):
-            raise EndpointError(
-                f"{self.url}: the answer to a generation request lacks something: {str(answer)[:200]}",
-                status=200,
-            ) from None
+        except _MISREAD:
+            raise self._misread(answer) from None
+
+    def _misread(self, answer: Any) -> EndpointError:
+        said = f"{self.url}: the answer to a generation request lacks something: {str(answer)[:200]}"
+        return EndpointError(said, status=200)
 
     def flush_cache(self) -> bool:
         """Empty the prefix cache; False where the server cannot or may not."""

@@ -1,0 +1,127 @@
+"""Answers of any kind, since `test --url` speaks to servers that nobody here has made."""
+
+import contextlib
+import gzip
+import json
+import socket
+import threading
+import time
+
+import pytest
+
+from toolkit.acceptance import endpoint as endpoint_module
+from toolkit.acceptance.endpoint import Endpoint
+from toolkit.acceptance.exchange import Ask, EndpointError, Identity, TimeUpError
+
+ENDLESS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+
+
+def reply(body, headers=""):
+    return f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n{headers}\r\n".encode() + body
+
+
+@contextlib.contextmanager
+def answering(data, again=b"", pause=0.0):
+    """An endpoint whose server answers every request with `data`, then with `again` without end."""
+
+    def serve(connection):
+        with connection, contextlib.suppress(OSError):
+            connection.recv(65536)
+            connection.sendall(data)
+            while again and not done.is_set():
+                connection.sendall(again)
+                time.sleep(pause)
+
+    def accept():
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+
+    done = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=accept, daemon=True).start()
+        with Endpoint(f"http://127.0.0.1:{listener.getsockname()[1]}", request_timeout=0.5) as made:
+            yield made
+        done.set()
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("path", ["metrics", "models", "stream"])
+def test_an_answer_that_never_ends_is_left_in_time(path):
+    calls = {
+        "metrics": Endpoint.metrics_text,
+        "models": Endpoint.detect,
+        "stream": lambda made: made.generate(Ask("a", 1), "openai_stream"),
+    }
+    begin = time.monotonic()
+    with (
+        answering(ENDLESS, again=b": still here\n\n", pause=0.02) as made,
+        pytest.raises(EndpointError, match=r"did not end within 0\.5 s"),
+    ):
+        calls[path](made)
+    assert time.monotonic() - begin < 5
+
+
+def test_an_answer_that_outlasts_the_time_limit_is_that():
+    with answering(ENDLESS, again=b" ", pause=0.02) as made:
+        made._deadline = time.monotonic() + 0.2
+        with pytest.raises(TimeUpError):
+            made.detect()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_answer_that_would_fill_the_memory_is_left(monkeypatch, packed):
+    monkeypatch.setattr(endpoint_module, "_LONGEST_ANSWER", 1 << 20)
+    body = b" " * (2 << 20)
+    data = reply(gzip.compress(body), "Content-Encoding: gzip\r\n") if packed else reply(body)
+    with answering(data) as made, pytest.raises(EndpointError, match="answered more than 1048576 bytes"):
+        made.detect()
+
+
+def test_a_packed_answer_is_read():
+    body = gzip.compress(json.dumps({"data": [{"id": "m"}]}).encode())
+    with answering(reply(body, "Content-Encoding: gzip\r\n")) as made:
+        assert made.detect().model == "m"
+
+
+@pytest.mark.parametrize("data", [{"a": 1}, 1.5, [[]], True, "x"])
+def test_what_is_no_list_of_models_names_none(data):
+    with answering(reply(json.dumps({"data": data}).encode())) as made:
+        assert made.detect().model == "default"
+
+
+def test_what_is_nested_too_deeply_is_no_json():
+    with answering(reply(b"[" * 200_000)) as made:
+        with pytest.raises(EndpointError, match="answered no JSON"):
+            made._json("GET", "/server_info")
+        with pytest.raises(EndpointError, match="no inference server"):
+            made.detect()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"choices": [None]},
+        {"choices": 5},
+        {"choices": [{"text": "a", "token_ids": [[]]}]},
+        {"choices": [{"text": "a"}], "usage": "x"},
+        {"choices": [{"text": "a", "token_ids": [float("inf")]}]},
+        {"choices": [{"text": 5, "token_ids": 5, "finish_reason": "length"}]},
+    ],
+)
+@pytest.mark.parametrize("way", ["completions", "openai_stream"])
+def test_an_answer_of_other_types_is_an_error_of_the_server(answer, way):
+    said = json.dumps(answer).encode()
+    data = reply(b"data: " + said + b"\n\ndata: [DONE]\n\n" if way == "openai_stream" else said)
+    with answering(data) as made, pytest.raises(EndpointError, match=r"lacks something|broke off"):
+        made.generate(Ask("a", 1), way)
+
+
+@pytest.mark.parametrize(
+    "meta", ["x", 5, {"spec_correct_drafts_histogram": 5}, {"spec_correct_drafts_histogram": [float("inf")]}]
+)
+def test_a_native_answer_of_other_types_is_one_too(meta):
+    with answering(reply(json.dumps({"text": "a", "meta_info": meta}).encode())) as made:
+        made.identity = Identity("sglang")
+        with pytest.raises(EndpointError, match="lacks something"):
+            made.generate(Ask("a", 1))
