@@ -127,6 +127,48 @@ def test_the_other_modes_serve_and_count_under_their_own_label(tiny_pair, start_
         assert other.client.get("/server_info").json()["speculative_algorithm"] == algorithm
 
 
+_HASTY = """
+from toolkit.ddtree.server import app, connections
+app._BODY_SECONDS = connections.HEAD_SECONDS = 1.0
+"""
+
+
+def test_clients_that_send_half_a_request_are_not_kept(tiny_pair, start_server):
+    """Else they would use up the descriptors, and nobody else could connect."""
+    head = "POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n"
+    with start_server("--model-path", str(tiny_pair.target), sabotage=_HASTY) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        halves = [
+            b"",
+            head.encode(),
+            f"{head}\r\n{{".encode(),
+            b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /he",
+        ]
+        connections = [socket.create_connection((host, int(port)), timeout=10) for _ in halves]
+        for connection, half in zip(connections, halves, strict=True):
+            connection.sendall(half)
+        time.sleep(0.5)
+        connections[1].sendall(b"X: y\r\n")  # a trickle changes nothing
+        begin = time.monotonic()
+        said = []
+        for connection in connections:
+            with connection, connection.makefile("rb") as file:
+                said.append(file.read())
+        assert time.monotonic() - begin < 10  # the last within uvicorn's limit after an answer, 5 s
+        assert said[:2] == [b"", b""]
+        assert b"408 Request Timeout" in said[2]
+        assert b"did not arrive within 1 seconds" in said[2]
+        assert said[3].startswith(b"HTTP/1.1 200 OK")
+        with httpx.Client(
+            base_url=server.url
+        ) as client:  # a pause within uvicorn's own limit is none of this
+            for _ in range(2):
+                assert client.get("/health").status_code == 200
+                time.sleep(1.5)
+            assert len(server.generate("a")["output_ids"]) == 16
+        assert "Traceback" not in server.log
+
+
 def test_the_ready_line_is_the_only_output_and_memory_is_small(server):
     tree = "algorithm=DDTREE budget=16 topk_cap=8 expansion=best_first"
     assert server.ready_line == f"ready: {server.url} model=tiny {tree}\n"

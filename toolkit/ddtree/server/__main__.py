@@ -17,6 +17,7 @@ import uvicorn
 from toolkit.ddtree.server.app import create_app
 from toolkit.ddtree.server.args import ServerArgs, UsageError, parse_args
 from toolkit.ddtree.server.chat import ChatTemplate
+from toolkit.ddtree.server.connections import TimedProtocol
 from toolkit.ddtree.server.debug_log import DebugLog
 from toolkit.ddtree.server.service import Service
 from toolkit.ddtree.types import EngineConfig
@@ -137,6 +138,7 @@ class _Server(uvicorn.Server):
 async def _serve(service: Service, sock: socket.socket) -> int:
     config = uvicorn.Config(
         create_app(service),
+        http=TimedProtocol,
         log_config=None,
         access_log=service.args.log_level == "debug",
         lifespan="off",

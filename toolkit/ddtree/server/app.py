@@ -29,6 +29,7 @@ Parsed = TypeVar("Parsed")
 
 _BIG_BODY = 64 << 10
 _HEALTH_SECONDS = 20.0
+_BODY_SECONDS = 60.0
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -264,7 +265,8 @@ async def _read_body(request: Request, limit: int) -> bytes:
     JSON, so the content type must say JSON.
 
     Raises:
-        ApiError: 413 if it is longer than `limit` bytes, 415 if it says that it is not JSON.
+        ApiError: 413 if it is longer than `limit` bytes, 415 if it says that it is not JSON, 408 if it does
+            not arrive in time.
     """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
@@ -275,10 +277,13 @@ async def _read_body(request: Request, limit: int) -> bytes:
         raise too_long
     body = bytearray()
     try:
-        async for part in request.stream():
-            body += part
-            if len(body) > limit:
-                raise too_long
+        async with asyncio.timeout(_BODY_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > limit:
+                    raise too_long
+    except TimeoutError:
+        raise ApiError(408, f"The body did not arrive within {_BODY_SECONDS:g} seconds.") from None
     except ClientDisconnect:
         raise _gone() from None
     return bytes(body)
@@ -312,10 +317,17 @@ def _bearer(key: str | None) -> Callable[[Request], Awaitable[None]]:
     return check
 
 
+_HEADERS = {
+    401: {"WWW-Authenticate": "Bearer"},
+    408: {"Connection": "close"},  # what is still to come of its body is no request
+    503: {"Retry-After": "1"},
+}
+
+
 async def _on_api_error(_request: Request, error: ApiError) -> Response:
     if error.status == _CLIENT_GONE:
         return _Silence()
-    headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}.get(error.status)
+    headers = _HEADERS.get(error.status)
     return JSONResponse(error.body(), error.status, headers)
 
 
