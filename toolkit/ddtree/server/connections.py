@@ -35,7 +35,7 @@ class TimedProtocol(H11Protocol):
 
     def _watch(self) -> None:
         """Begin to wait for a head, go on waiting, or see that it is there."""
-        if self.conn.their_state is not h11.IDLE or self.timeout_keep_alive_task is not None:
+        if self.conn.their_state is not h11.IDLE:
             self._forget()
         elif self._head_timer is None:
             self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
