@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.ddtree.conftest import Pair, write_json
+from tests.ddtree.conftest import Pair, write_json, write_pair
 from toolkit.ddtree.engine import Engine
 from toolkit.ddtree.models.errors import CheckpointError
-from toolkit.ddtree.types import EngineConfig
+from toolkit.ddtree.types import EngineConfig, Request, SamplingParams
 
 NORM = "model.layers.1.input_layernorm.weight"
 
@@ -218,6 +218,21 @@ def test_shards_load_and_their_faults_are_named(pair):
 def test_drafters_that_do_not_belong_to_the_target(pair, changes, message):
     edit_config(pair.drafter, **changes)
     refused(pair, pair.drafter / "config.json", message)
+
+
+def test_padded_vocabulary(tmp_path):
+    """E1: rows beyond the tokenizer's tokens are usual and served; a drafter that has others is refused."""
+    padded = write_pair(tmp_path / "padded", vocab=320, tokenizer=True)
+    engine = Engine(EngineConfig(padded.target, padded.drafter))
+    sampling = SamplingParams(max_new_tokens=6, temperature=0.0, logit_bias={300: 1e4}, stop=("never",))
+    engine.add(Request("r", (5, 6), sampling))
+    tokens = []
+    while engine.has_work:
+        tokens += [token for output in engine.step() for token in output.token_ids]
+    assert tokens == [300] * 6
+    assert engine.decode(tokens) == ""
+    other = write_pair(tmp_path / "other", vocab=272, tokenizer=True)
+    refused(Pair(padded.target, other.drafter), "vocab_size is 272, the target's is 320")
 
 
 def test_tokenizer_that_does_not_belong_to_the_target(pair):
