@@ -13,9 +13,10 @@ from tests.deploy.conftest import Site, free_port
 from toolkit.build.builder import checkpoint_marks
 from toolkit.build.environment import materialise
 from toolkit.build.for_profile import environment_of
-from toolkit.deploy.flow import _swap_command, _with_kept_secrets, swap_changes
 from toolkit.deploy.judging import Judging
+from toolkit.deploy.kept_secrets import with_kept_secrets
 from toolkit.deploy.record import Recorded, record
+from toolkit.deploy.swap import swap_changes, swap_command
 from toolkit.drift.find import find
 from toolkit.errors import ToolkitError
 from toolkit.files import json_bytes
@@ -183,7 +184,7 @@ def test_secrets_of_a_release_whose_unit_was_lost_are_those_that_are_given(stage
         secrets_file=str(staged.home / "private" / "x"),
     )
     (base.path / "unit.json").unlink()
-    kept = _with_kept_secrets(unit, base, {"api-key": "value"})
+    kept = with_kept_secrets(unit, base, {"api-key": "value"})
     assert stored_secrets(kept) == {"api-key": "value"}
 
 
@@ -337,5 +338,5 @@ def test_an_experiment_is_called_one_with_the_time_of_its_return(staged: Site) -
 def test_the_history_has_the_command_of_an_experiment() -> None:
     trying = Judging(new_baseline=True, experiment_seconds=7200)
     said = "swap --set a.b=1 --experiment --for 7200s --new-baseline"
-    assert _swap_command(["a.b=1"], trying) == said
-    assert _swap_command(["a.b=1"], Judging()) == "swap --set a.b=1"
+    assert swap_command(["a.b=1"], trying) == said
+    assert swap_command(["a.b=1"], Judging()) == "swap --set a.b=1"

@@ -5,7 +5,7 @@ import json
 import pytest
 from changes import change
 
-from toolkit.deploy.flow import bases_of
+from toolkit.deploy.bases import bases_of
 from toolkit.deploy.watch import describe_status
 from toolkit.release.request import Acceptance
 from toolkit.release.view import status

@@ -3,7 +3,7 @@
 import pytest
 from changes import change
 
-from toolkit.deploy.flow import bases_of
+from toolkit.deploy.bases import bases_of
 
 
 def made(service, name, target="bundled"):

@@ -83,8 +83,8 @@ def swap(
         _save(overlay)
         return
     from toolkit.cli.progress import Lines
-    from toolkit.deploy.flow import swap as run_swap
     from toolkit.deploy.judging import Judging
+    from toolkit.deploy.swap import swap as run_swap
     from toolkit.release.controller import reserve
     from toolkit.release.locate import find_service
 
@@ -116,7 +116,8 @@ def swap(
 
 def _tell_swap(service: Deployed, sets: Sequence[str], judging: Judging, *, prolong: bool) -> bool:
     """Show the diff of a swap on this machine; whether there is something to do."""
-    from toolkit.deploy.flow import describe, swap_changes
+    from toolkit.deploy.swap import swap_changes
+    from toolkit.plan.steps import describe
     from toolkit.profile.recorded import restarts
     from toolkit.release.host import ServiceHost
     from toolkit.release.locate import current_release
@@ -170,8 +171,9 @@ def rollback(
         fleet.rollback(name, release, where, manner, new_baseline=new_baseline)
         return
     from toolkit.cli.progress import Lines
-    from toolkit.deploy.flow import describe, rollback_target
-    from toolkit.deploy.flow import rollback as run_rollback
+    from toolkit.deploy.rollback import rollback as run_rollback
+    from toolkit.deploy.rollback import rollback_target
+    from toolkit.plan.steps import describe
     from toolkit.profile.loading import differences
     from toolkit.release.controller import reserve
     from toolkit.release.host import ServiceHost

@@ -150,7 +150,7 @@ def _to_reach(url: str) -> str:
 def _full(name: str | None, *, lock_wait: float, yes: bool, verbose: bool, as_json: bool) -> None:
     from toolkit.acceptance import load_report
     from toolkit.cli.progress import Lines, finish, show_report
-    from toolkit.deploy.flow import full_test
+    from toolkit.deploy.testing import full_test
     from toolkit.release.locate import find_service
 
     service = find_service(name)

@@ -98,7 +98,7 @@ def _reason(entry: dict[str, Any]) -> str:
 
 
 def _changes(entry: dict[str, Any]) -> list[str]:
-    from toolkit.deploy.flow import describe
+    from toolkit.plan.steps import describe
     from toolkit.profile.changes import Change
 
     return describe([Change(**change) for change in entry["changes"]])

@@ -25,7 +25,7 @@ from toolkit.cli.output import answer, emit, require_yes, say
 from toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
-    from toolkit.deploy.flow import Watcher
+    from toolkit.deploy.watcher import Watcher
     from toolkit.release.locate import Deployed
     from toolkit.release.store import Release
 

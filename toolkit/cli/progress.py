@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from toolkit.cli.output import say
 
 if TYPE_CHECKING:
-    from toolkit.deploy.flow import Watcher
+    from toolkit.deploy.watcher import Watcher
     from toolkit.release.journal import Event
     from toolkit.release.request import Outcome
 
@@ -29,7 +29,7 @@ class Lines:
 
     def watcher(self) -> Watcher:
         """This, as flows take it."""
-        from toolkit.deploy.flow import Watcher
+        from toolkit.deploy.watcher import Watcher
 
         return Watcher(step=self.step, line=self.line, event=self.event)
 

@@ -1,14 +1,20 @@
-"""The acceptance checks against what a service here serves; restarts nothing and takes no lock."""
+"""The acceptance checks against what a service here serves."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from toolkit.errors import ToolkitError
+from toolkit.deploy.judging import Judging, acceptance_of, comparison_of
+from toolkit.deploy.watcher import Watcher
+from toolkit.errors import ConfigError, ToolkitError
 from toolkit.profile.loading import profile_from_data
+from toolkit.release.control import run_request
+from toolkit.release.controller import hold
 from toolkit.release.host import ServiceHost
 from toolkit.release.locate import Deployed, current_release
+from toolkit.release.lock import whoami
+from toolkit.release.request import Outcome, Request
 from toolkit.service.secrets import serving_secrets
 
 if TYPE_CHECKING:
@@ -31,7 +37,7 @@ def settings_of(service: Deployed, level: Level | None) -> tuple[Settings, dict[
 
 
 def run_test(service: Deployed, on_progress: Callable[[dict[str, Any]], None]) -> Report:
-    """Run the checks of level `quick`.
+    """Run the checks of level `quick`; restarts nothing and takes no lock.
 
     Args:
         service: the service.
@@ -51,3 +57,34 @@ def run_test(service: Deployed, on_progress: Callable[[dict[str, Any]], None]) -
             hint=f"ddtoolkit status {service.name}; then: ddtoolkit start {service.name}",
         )
     return run_acceptance(settings, on_progress, keys=keys)
+
+
+def full_test(service: Deployed, watcher: Watcher, *, lock_wait: float) -> Outcome:
+    """Judge the current release at level `full`: it is restarted as linear DFLASH and as a chain, and back.
+
+    Raises:
+        ConfigError: nothing is deployed, or it does not decode with DDTREE.
+        LockedError: a change is under way.
+    """
+    command = "test --level full"
+    with hold(
+        service.layout, service.name, command, wait=lock_wait, on_event=watcher.event, on_wait=watcher.waiting
+    ) as session:
+        current = current_release(service)
+        profile = profile_from_data(current.profile)
+        if profile.speculative.algorithm != "DDTREE":
+            algorithm = profile.speculative.algorithm
+            raise ConfigError(
+                f"level full holds DDTREE against DFLASH, but {service.name} runs {algorithm}",
+                hint="ddtoolkit test --level quick",
+            )
+        judging = Judging(new_baseline=True)
+        request = Request(
+            kind="test",
+            who=whoami(),
+            command=command,
+            release=current.id,
+            acceptance=acceptance_of(profile, current.unit, (), judging),
+            comparison=comparison_of(profile, current.path, current.manifest, service.layout),
+        )
+        return run_request(session, request, watcher.event)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from toolkit.build.for_profile import environment_of
-from toolkit.deploy.flow import Watcher, release_again
 from toolkit.deploy.judging import Judging
+from toolkit.deploy.kept_secrets import keeps_secrets
+from toolkit.deploy.releasing import NewRelease, release, require_made
+from toolkit.deploy.watcher import Watcher
 from toolkit.profile.loading import profile_from_data
-from toolkit.release.controller import hold
+from toolkit.profile.secrets import require_secrets
+from toolkit.release.controller import Session, hold
 from toolkit.release.locate import Deployed, current_release
 from toolkit.release.request import Outcome
 from toolkit.release.store import Release
@@ -63,4 +66,23 @@ def upgrade(
         current = current_release(service)
         if not upgrade_changes(service, current):
             return None
-        return release_again(session, current, "upgrade", watcher, judging, given)
+        return _release_again(session, current, "upgrade", watcher, judging, given)
+
+
+def _release_again(
+    session: Session,
+    current: Release,
+    command: str,
+    watcher: Watcher,
+    judging: Judging,
+    given: Mapping[str, str] | None,
+) -> Outcome:
+    """A new release of the current one's profile, from the environment that it would have now."""
+    require_made(session.host.name, current)
+    profile = profile_from_data(current.profile)
+    if given is None and keeps_secrets(current.unit):
+        given = {}
+    if given is None:
+        require_secrets(profile)
+    change = NewRelease("deploy", command, profile, current.profile, (), current.swapped, current.sources())
+    return release(session, change, current, watcher, judging, given)

@@ -15,11 +15,14 @@ from typing import Any
 import toolkit
 from toolkit.build.bootstrap import MARKER, REMEMBERED
 from toolkit.build.for_profile import lacking
-from toolkit.deploy import flow
+from toolkit.deploy import flow, testing
+from toolkit.deploy import rollback as rollbacks
+from toolkit.deploy import swap as swaps
 from toolkit.deploy import upgrade as upgrades
 from toolkit.deploy.judging import Judging
 from toolkit.deploy.prepare import Prepared, prepare
 from toolkit.deploy.watch import observe
+from toolkit.deploy.watcher import Watcher
 from toolkit.doctor.catalogue import require_known
 from toolkit.doctor.examine import examine
 from toolkit.doctor.preflight import mended_by
@@ -31,6 +34,7 @@ from toolkit.files import read_json, replace_file
 from toolkit.layout import Layout
 from toolkit.life import command, unused
 from toolkit.life import uninstall as life
+from toolkit.plan.steps import describe
 from toolkit.profile.loading import ResolvedProfile, differences, profile_from_data
 from toolkit.profile.recorded import restarts
 from toolkit.release import control, controller, history, lock, view
@@ -113,8 +117,8 @@ def swap_preview(args: Args, _: Send) -> dict[str, Any]:
     service = find_service(args["service"])
     host = ServiceHost(service.layout, service.name)
     current, judging = current_release(service), _judging(args)
-    changes = flow.swap_changes(host, current, args["sets"], judging)[1]
-    shown = {"service": service.name, "changes": flow.describe(changes), "restarts": restarts(changes)}
+    changes = swaps.swap_changes(host, current, args["sets"], judging)[1]
+    shown = {"service": service.name, "changes": describe(changes), "restarts": restarts(changes)}
     seconds = judging.experiment_seconds
     if changes or seconds is None:
         return shown
@@ -128,7 +132,7 @@ def swap(args: Args, send: Send) -> dict[str, Any]:
     """Change keys of the deployed profile."""
     _identify(args)
     service = find_service(args["service"])
-    outcome = flow.swap(
+    outcome = swaps.swap(
         service,
         args["sets"],
         _watcher(send),
@@ -167,13 +171,13 @@ def rollback_preview(args: Args, _: Send) -> dict[str, Any]:
     service = find_service(args["service"])
     host = ServiceHost(service.layout, service.name)
     current = current_release(service)
-    target = flow.rollback_target(host, current, args["release"])
+    target = rollbacks.rollback_target(host, current, args["release"])
     changes = differences(current.profile, target.profile)
     return {
         "service": service.name,
         "from": current.id,
         "to": target.id,
-        "changes": flow.describe(changes),
+        "changes": describe(changes),
     }
 
 
@@ -181,7 +185,7 @@ def rollback(args: Args, send: Send) -> dict[str, Any]:
     """Go back to an earlier release."""
     _identify(args)
     service = find_service(args["service"])
-    outcome = flow.rollback(
+    outcome = rollbacks.rollback(
         service,
         args["release"],
         _watcher(send),
@@ -211,7 +215,7 @@ def full_test(args: Args, send: Send) -> dict[str, Any]:
     """Judge the current release at level `full`."""
     _identify(args)
     service = find_service(args["service"])
-    outcome = flow.full_test(service, _watcher(send), lock_wait=args["lock_wait"])
+    outcome = testing.full_test(service, _watcher(send), lock_wait=args["lock_wait"])
     return _ended(service, outcome)
 
 
@@ -485,11 +489,11 @@ def _identify(args: Args) -> None:
     lock.identify_as(who)
 
 
-def _watcher(send: Send) -> flow.Watcher:
+def _watcher(send: Send) -> Watcher:
     def event(found: Event) -> None:
         send({"event": found.to_json()})
 
-    return flow.Watcher(
+    return Watcher(
         step=lambda name, message: send({"step": [name, message]}),
         line=lambda message: send({"line": message}),
         event=event,

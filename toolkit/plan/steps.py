@@ -264,3 +264,8 @@ def _undone(release: CurrentRelease | None, changes: Sequence[Change]) -> tuple[
 def shown(value: Any) -> str:
     """A value as people read it in a diff."""
     return "unset" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def describe(changes: Sequence[Change]) -> list[str]:
+    """A diff for people, a line a key."""
+    return [f"{change.key}: {shown(change.old)} -> {shown(change.new)}" for change in changes]

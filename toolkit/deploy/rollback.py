@@ -1,0 +1,81 @@
+"""Going back to an earlier release, by one transaction."""
+
+from __future__ import annotations
+
+import contextlib
+
+from toolkit.deploy.judging import Judging, acceptance_of
+from toolkit.deploy.watcher import Watcher
+from toolkit.errors import ConfigError
+from toolkit.profile.loading import differences, profile_from_data
+from toolkit.release import history
+from toolkit.release.control import run_request
+from toolkit.release.controller import hold
+from toolkit.release.host import ServiceHost
+from toolkit.release.locate import Deployed, current_release
+from toolkit.release.lock import whoami
+from toolkit.release.request import Outcome, Request
+from toolkit.release.store import Release
+
+
+def rollback(
+    service: Deployed,
+    release_id: str | None,
+    watcher: Watcher,
+    *,
+    lock_wait: float,
+    new_baseline: bool = False,
+) -> Outcome:
+    """Go back to an earlier release with its own environment and its own checks.
+
+    Args:
+        service: the service.
+        release_id: None takes the newest accepted release before the current one.
+        watcher: told of every step.
+        lock_wait: seconds to wait for the lock.
+        new_baseline: hold later changes against this judgement of the release, not against its first one.
+
+    Raises:
+        ConfigError: there is no such release.
+        LockedError: another change is under way.
+    """
+    command = f"rollback {release_id or ''}".strip()
+    with hold(
+        service.layout, service.name, command, wait=lock_wait, on_event=watcher.event, on_wait=watcher.waiting
+    ) as session:
+        current = current_release(service)
+        target = rollback_target(session.host, current, release_id)
+        changes = tuple(differences(current.profile, target.profile))
+        profile = profile_from_data(target.profile)
+        request = Request(
+            kind="rollback",
+            who=whoami(),
+            command=command,
+            release=target.id,
+            base=current.id,
+            changes=changes,
+            acceptance=acceptance_of(profile, target.unit, (), Judging()),
+            keep_releases=profile.service.keep_releases,
+            new_baseline=new_baseline,
+        )
+        return run_request(session, request, watcher.event)
+
+
+def rollback_target(host: ServiceHost, current: Release, release_id: str | None) -> Release:
+    """The release that a rollback goes to.
+
+    Raises:
+        ConfigError: there is none, or it is the one that is current.
+    """
+    if release_id is not None:
+        target = host.store.get(release_id)
+        if target.id == current.id:
+            raise ConfigError(f"{target.id} is the current release already", hint="ddtoolkit history")
+        return target
+    for earlier in reversed(history.served(host.paths)):
+        if earlier != current.id:
+            with contextlib.suppress(ConfigError):  # pruned: further back
+                return host.store.get(earlier)
+    raise ConfigError(
+        f"{host.name}: no release that served before {current.id} is kept", hint="ddtoolkit history"
+    )
