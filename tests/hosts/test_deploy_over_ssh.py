@@ -423,3 +423,24 @@ def test_drifts_that_hands_make_are_found(
 def test_a_changed_key_of_the_profile_is_a_drift(first: dict[str, Any], ddtoolkit: Command) -> None:
     found = {item["subject"]: item["found"] for item in drifts(ddtoolkit, "--set", "speculative.budget=32")}
     assert found["speculative.budget"] == "8 is deployed; the profile has 32"
+
+
+def test_a_removal_whose_connection_breaks_is_brought_to_its_end_there(
+    first: dict[str, Any], inventory: Path, hosts: tuple[Host, Host]
+) -> None:
+    host = hosts[1]
+    command = [PROGRAM, "uninstall", NAME, "--purge", "--yes", "--limit", "ct201", "-i", inventory]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        said = []
+        for line in running.stderr:
+            said.append(line)
+            if "stop_old" in line:
+                host.break_connections()
+    assert running.returncode == 4, said
+    assert any("the removal of systemd-cpu goes on there by itself" in line for line in said), said
+    end = time.monotonic() + 20
+    while host.root(["id", "ddtoolkit"], check=False).returncode == 0:
+        assert time.monotonic() < end, host.root(["ps", "ax"]).stdout
+        time.sleep(0.2)
+    assert not host.path("/opt/ddtoolkit").exists()

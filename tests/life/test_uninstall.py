@@ -1,14 +1,19 @@
 """Giving this machine back below a root, with a real service of the process manager."""
 
+import subprocess
+import sys
+import time
+
 import pytest
 from changes import change
 from stub_service import ACCEPTS, StubService
 
-from toolkit.errors import LockedError, ToolkitError
+from toolkit.errors import ConfigError, LockedError, ToolkitError
+from toolkit.life.alone import alone
 from toolkit.life.uninstall import uninstall
 from toolkit.release import control, history
 from toolkit.release.controller import hold
-from toolkit.release.locate import Deployed, deployed_services, remember
+from toolkit.release.locate import Deployed, deployed_services, find_removable, remember
 
 
 @pytest.fixture
@@ -90,3 +95,43 @@ def test_links_in_the_cache_are_not_followed(service, deployed, tmp_path):
     (service.paths.cache / "link").symlink_to(precious)
     uninstall(deployed, purge=True, wait=0.0)
     assert (precious / "file").exists()
+
+
+@pytest.mark.parametrize("where", ["_remove_unused", "_remove_folders"])
+def test_a_purge_that_was_killed_is_gone_on_with(service, deployed, where):
+    text = f"""
+import os
+from toolkit.life import uninstall
+from toolkit.release.locate import find_service
+uninstall.{where} = lambda *_, **__: os._exit(9)
+uninstall.uninstall(find_service("{service.name}"), purge=True, wait=0.0)
+"""
+    assert subprocess.run([sys.executable, "-c", text], check=False).returncode == 9
+    assert deployed_services() == []
+    uninstall(find_removable(service.name), purge=True, wait=0.0)
+    assert left(service) == []
+    with pytest.raises(ConfigError, match="no service 'stub' is deployed"):
+        find_removable(service.name)
+
+
+def test_what_is_wrong_with_another_service_is_told_and_ends_nothing(service, deployed):
+    other = StubService(service.layout.root, "other")
+    release = other.stage("two")
+    manifest = release.path / "manifest.json"
+    manifest.chmod(0o644)
+    manifest.write_text('{"environment": {"python": "/nowhere"}}')
+    done = uninstall(deployed, purge=True, wait=0.0)
+    assert not service.paths.base.exists()
+    assert deployed_services() == []
+    (line,) = done.kept
+    assert line.startswith(f"what no release needs: {release.path}: its manifest does not tell")
+
+
+def test_two_removals_take_turns(service, deployed):
+    with alone(service.layout, "other", 0.0):
+        begin = time.monotonic()
+        with pytest.raises(LockedError, match="stub: a service is being removed on this machine") as caught:
+            uninstall(deployed, purge=True, wait=0.5)
+        assert time.monotonic() - begin >= 0.5
+    assert "--lock-wait" in caught.value.hint
+    assert service.mark() == "one"

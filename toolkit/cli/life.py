@@ -175,9 +175,9 @@ def uninstall(
         return
     from toolkit.cli.progress import Lines
     from toolkit.life.uninstall import uninstall as run
-    from toolkit.release.locate import find_service
+    from toolkit.release.locate import find_removable
 
-    service = find_service(name)
+    service = find_removable(name)
     _ask(f"remove {service.name} from this machine", yes=yes, as_json=as_json)
     lines = Lines(verbose=verbose)
     removal = run(service, purge=purge, wait=lock_wait, on_event=lines.event, on_wait=lines.waiting)

@@ -89,6 +89,8 @@ class Connections:
         try:
             return self.call(name, operation, args, watch)
         except UnreachableError as error:
+            if operation == "uninstall":  # what its stop came to is not what it came to
+                raise _removing(args["service"], error) from error
             if last is None and name not in self._before:
                 raise
             tell({"step": ["reconnect", error.message]})
@@ -142,6 +144,12 @@ class Connections:
             self._stack.push(manager)
             self._agents[name] = agent
         return agent
+
+
+def _removing(service: str, error: UnreachableError) -> UnreachableError:
+    """A removal whose end is not known here; a host that is up brings it to its end."""
+    said = f"{error.message}; what had begun of the removal of {service} goes on there by itself"
+    return UnreachableError(said, hint="the same command again tells what came of it, and does what is left")
 
 
 def _who(key: str) -> str:

@@ -1,7 +1,7 @@
 """`python -m toolkit.hostside`: serves one control machine over standard input and output, then ends.
 
 When the connection breaks, the next beat fails and the agent ends; so it does when it has heard nothing for
-long. A transaction goes on without it.
+long. A transaction goes on without it, and a removal is brought to its end first.
 """
 
 from __future__ import annotations
@@ -21,23 +21,32 @@ from toolkit.errors import ToolkitError
 from toolkit.hostside.operations import OPERATIONS, RESERVED
 from toolkit.remote.protocol import BEAT, MAX_LINE, PATIENCE, error_to_json
 
+# Half of it done is of no use to anybody: packages half purged, a service half removed.
+_BROUGHT_TO_AN_END = frozenset({"uninstall"})
+
 
 class Line:
-    """The way back: writes one object a line, from any thread."""
+    """The way back: writes one object a line, from any thread.
+
+    Attributes:
+        needed: whether the agent ends when nobody listens any more.
+    """
 
     def __init__(self, descriptor: int) -> None:
+        self.needed = True
         self._file = os.fdopen(descriptor, "wb", buffering=0)
         self._lock = threading.Lock()
 
     def send(self, value: dict[str, Any]) -> None:
-        """Write one object; the agent ends when nobody listens any more."""
+        """Write one object; what nobody listens to is dropped where the line is not needed."""
         data = json.dumps(value, ensure_ascii=True).encode() + b"\n"
         try:
             with self._lock:
                 while data:
                     data = data[self._file.write(data) :]
         except OSError:
-            os._exit(1)
+            if self.needed:
+                os._exit(1)
 
 
 class Requests:
@@ -66,16 +75,18 @@ class Requests:
 def _beat(line: Line, requests: Requests, ended: threading.Event) -> None:
     count = 0
     while not ended.wait(BEAT):
-        if time.monotonic() - requests.heard > PATIENCE:
+        if line.needed and time.monotonic() - requests.heard > PATIENCE:
             os._exit(1)  # the locks are free with it
         count += 1
         line.send({"beat": count})
 
 
 def _answer(request: dict[str, Any], line: Line) -> dict[str, Any]:
-    operation = OPERATIONS.get(str(request.get("op")))
+    name = str(request.get("op"))
+    operation = OPERATIONS.get(name)
     if operation is None:
         return {"error": error_to_json(ToolkitError(f"unknown operation {request.get('op')!r}"))}
+    line.needed = name not in _BROUGHT_TO_AN_END
     try:
         return {"result": operation(dict(request.get("args") or {}), line.send)}
     except ToolkitError as error:
@@ -85,6 +96,8 @@ def _answer(request: dict[str, Any], line: Line) -> dict[str, Any]:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         said = f"internal error: {type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"
         return {"error": error_to_json(ToolkitError(said, hint="report it with the command and the version"))}
+    finally:
+        line.needed = True
 
 
 def main() -> None:

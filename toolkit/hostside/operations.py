@@ -45,6 +45,7 @@ from toolkit.release.locate import (
     Deployed,
     current_release,
     deployed_services,
+    find_removable,
     find_service,
     recorded_services,
 )
@@ -239,7 +240,7 @@ def uninstall(args: Args, send: Send) -> dict[str, Any]:
     """Remove a service; with `purge` also what no other one needs."""
     _identify(args)
     removal = life.uninstall(
-        find_service(args["service"]),
+        find_removable(args["service"]),
         purge=bool(args.get("purge")),
         wait=args["lock_wait"],
         on_event=_watcher(send).event,

@@ -16,6 +16,7 @@ from typing import Any
 from toolkit.errors import ToolkitError
 from toolkit.layout import TOOL, Layout
 from toolkit.life import command
+from toolkit.life.alone import alone
 from toolkit.life.removing import remove_path
 from toolkit.life.system import give_back
 from toolkit.life.unused import remove, services_in, unused
@@ -73,7 +74,8 @@ def uninstall(
 ) -> Removal:
     """Stop a service and remove it: unit, releases, state, cache.
 
-    Its history stays, for whoever asks later, unless `purge` says otherwise; checkpoints always stay.
+    Its history stays, for whoever asks later, unless `purge` says otherwise; checkpoints always stay. A
+    removal that was cut off is gone on with.
 
     Args:
         service: the service.
@@ -90,35 +92,43 @@ def uninstall(
     done = Removal(service.name)
     words = "uninstall --purge" if purge else "uninstall"
     user = _user_of(host)
-    with reserve(service.layout, service.name, words, wait=wait, on_event=on_event, on_wait=on_wait):
-        if host.process_status().active:
-            outcome = control.stop(service.layout, service.name, on_event=on_event)
-            if outcome.status != "committed":
-                raise ToolkitError(
-                    f"{service.name} cannot be stopped: {outcome.message}; nothing was removed",
-                    hint=outcome.hint,
-                )
-        with hold(service.layout, service.name, words):
-            _remove_service(host, done, purge=purge)
-    if purge:
-        forget(service)  # else its history can still be read, and a purge can follow
-    if services_in(service.layout):
-        if purge:
-            _remove_unused(service.layout, done)
-        return done
-    if service.layout.root is None:
+    with alone(service.layout, service.name, wait):
+        with reserve(service.layout, service.name, words, wait=wait, on_event=on_event, on_wait=on_wait):
+            if host.process_status().active:
+                outcome = control.stop(service.layout, service.name, on_event=on_event)
+                if outcome.status != "committed":
+                    raise ToolkitError(
+                        f"{service.name} cannot be stopped: {outcome.message}; nothing was removed",
+                        hint=outcome.hint,
+                    )
+            with hold(service.layout, service.name, words):
+                _remove_service(host, done, purge=purge)
+        _remove_shared(service, done, user, purge=purge)
+    return done
+
+
+def _remove_shared(service: Deployed, done: Removal, user: str, *, purge: bool) -> None:
+    """Remove what no service needs any more.
+
+    The service is forgotten last of what takes long: until then the same command goes on with it.
+    """
+    layout, system = service.layout, service.layout.root is None
+    last = not services_in(layout)
+    if system and last:
         _remove_unit(RECOVER_UNIT, done)
     if purge:
-        _remove_unused(service.layout, done, young=0.0)
-        if service.layout.root is None:
-            removed, kept = give_back(service.layout.provisioned)
+        _remove_unused(layout, done, young=0.0 if last else None)
+    if purge and last:
+        if system:
+            removed, kept = give_back(layout.provisioned)
             done.removed.extend(removed)
             done.kept.extend(kept)
-        _remove_folders(service.layout, done)
-        if service.layout.root is None:
-            _remove_toolkit(done)
-            _remove_user(user, service.layout, done)
-    return done
+        _remove_folders(layout, done)
+    if not layout.service(service.name).history.is_file():  # else it can be read, and a purge can follow
+        forget(service)
+    if purge and last and system:
+        _remove_toolkit(done)
+        _remove_user(user, layout, done)
 
 
 def _remove_service(host: ServiceHost, done: Removal, *, purge: bool) -> None:
@@ -175,7 +185,12 @@ def _remove_journal_limit(name: str, done: Removal) -> None:
 
 
 def _remove_unused(layout: Layout, done: Removal, young: float | None = None) -> None:
-    for item in unused(layout) if young is None else unused(layout, young=young):
+    try:
+        found = unused(layout) if young is None else unused(layout, young=young)
+    except ToolkitError as error:  # another service's damage
+        done.kept.append(f"what no release needs: {error.message}; next: {error.hint}")
+        return
+    for item in found:
         remove(item)
         done.removed.append(str(item.path))
 

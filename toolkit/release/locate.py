@@ -89,6 +89,21 @@ def find_service(name: str | None) -> Deployed:
     )
 
 
+def find_removable(name: str | None) -> Deployed:
+    """As `find_service`, and also what a removal that was cut off has left of one.
+
+    Raises:
+        ConfigError: there is nothing of it, or several are deployed and no name was given.
+    """
+    try:
+        return find_service(name)
+    except ConfigError:
+        for service in recorded_services():
+            if service.name == name:
+                return service
+        raise
+
+
 def remember(service: Deployed) -> None:
     """Record where a service lies, before anything is deployed there.
 
