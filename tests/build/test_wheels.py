@@ -135,7 +135,7 @@ def test_what_does_not_fit_is_refused_before_the_first_byte(site):
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
 def test_a_disk_that_fills_up_is_told_and_what_came_stays(site, monkeypatch):
     site.store.mkdir(parents=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2M", "tmpfs", site.store], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2M,mode=0755", "tmpfs", site.store], check=True)
     try:
         # The sum is of another disk, as where something else fills this one meanwhile.
         monkeypatch.setattr("toolkit.fleet.send_wheels.module_on", blind)
@@ -231,6 +231,43 @@ def test_of_the_files_of_a_distribution_the_best_for_that_host_is_taken(tmp_path
     checksums(tmp_path)
     with pytest.raises(ConfigError, match=r"has no thing==1\.0 of the mini engine's lock for Python 3\.13"):
         open_house(tmp_path).wheels_for(lock, Target("3.13", "x86_64"))
+
+
+def link(path):
+    path.with_name("elsewhere").mkdir()
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (link, "is a link, so no wheels are kept there"),
+        (os.mkfifo, "is no folder"),
+        (Path.touch, "is no folder"),
+        (lambda path: (path.mkdir(), path.chmod(0o777)), r"may be written by others \(mode 0777\)"),
+    ],
+)
+def test_what_is_in_the_stores_place_is_named_and_left_alone(site, make, said):
+    site.store.parent.mkdir()
+    make(site.store)
+    for ask in (lambda: needed_by(HOST, site.order(), site.tell), site.bring):
+        with pytest.raises(ToolkitError, match=f"box: {site.store} {said}") as caught:
+            ask()
+        assert "free some space" not in caught.value.hint
+    assert list(Store(Layout(site.root)).unused([], -1.0)) == []
+    assert [path for path in site.store.parent.rglob("*") if path.is_file()] in ([], [site.store])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
+def test_a_wheel_of_another_user_is_not_installed_and_is_replaced(site):
+    layout = Layout(site.root)
+    site.bring()
+    os.chown(site.store / site.large.name, 65534, -1)
+    with pytest.raises(ToolkitError, match=rf"{site.large.name} belongs to user nobody, who could change"):
+        place_in(layout, site.lock, None)
+    assert site.bring()["files"] == 1
+    assert place_in(layout, site.lock, None).wheelhouse == site.store
+    assert (site.store / site.large.name).stat().st_uid == 0
 
 
 def test_prune_takes_what_no_lock_needs(site):

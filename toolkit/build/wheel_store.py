@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import pwd
 import re
+import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ KEPT_FREE = "kept free (host.min_free_disk)"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+!-]*\.whl")
 _LOCK = re.compile(r"lib-[0-9a-f]{16}\.txt")
 _CHUNK = 1 << 20
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +86,45 @@ class Store:
         self.folder = layout.wheels
         self._environments = layout.environments
 
-    def brought(self, lock: Lock) -> bool:
+    def noted(self, lock: Lock) -> bool:
         """Whether the wheels of a lock were all brought here."""
         return (self.folder / f"{lock.folder_name}.txt").is_file()
 
+    def brought(self, lock: Lock) -> bool:
+        """The same, for whoever installs them: pip reads a file again after it has compared its hash.
+
+        Raises:
+            ToolkitError: another user could change them meanwhile.
+        """
+        if not self.noted(lock):
+            return False
+        self.require_own()
+        for path in sorted(self.folder.glob("*.whl")):
+            _require_own(path, path.lstat())
+        return True
+
+    def require_own(self) -> None:
+        """Make sure that the folder is a folder, if it is there, and nobody else may write it.
+
+        Raises:
+            ToolkitError: it is something else, belongs to another user, or may be written by one.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            status = self.folder.lstat()
+            if not stat.S_ISDIR(status.st_mode):
+                what = "a link" if stat.S_ISLNK(status.st_mode) else "no folder"
+                hint = "move it away; wheels come into a folder there, on which another disk may be mounted"
+                raise ToolkitError(f"{self.folder} is {what}, so no wheels are kept there", hint=hint)
+            _require_own(self.folder, status)
+
     def whole(self, wheel: Wheel) -> bool:
-        """Whether a wheel is here and what it is to be; every byte is read."""
+        """Whether a wheel is here and what it is to be, and nobody else's; every byte is read."""
+        path = self.folder / wheel.name
         try:
-            path = self.folder / wheel.name
-            return path.lstat().st_size == wheel.size and sha256_of(path) == wheel.sha256
-        except OSError:
+            status = path.lstat()
+            _require_own(path, status)
+            return status.st_size == wheel.size and sha256_of(path) == wheel.sha256
+        except (OSError, ToolkitError):
             return False
 
     def lacking(self, wheels: Iterable[Wheel]) -> list[Wheel]:
@@ -140,7 +172,9 @@ class Store:
             environments: names of the folders of libraries that are needed.
             young: seconds; younger files are left.
         """
-        if not self.folder.is_dir() or flocked(self.folder / ".wheels.lock"):  # wheels are being brought
+        if (
+            self.folder.is_symlink() or not self.folder.is_dir() or flocked(self.folder / ".wheels.lock")
+        ):  # wheels are being brought
             return
         kept = {lock_of(engine).folder_name for engine in engines()} | set(environments)
         locks = [path for path in sorted(self.folder.iterdir()) if _LOCK.fullmatch(path.name)]
@@ -154,6 +188,28 @@ class Store:
             dead = path.suffix == ".part" or (path in locks and path.stem not in kept)
             if (unneeded or dead) and _age(path) > young:
                 yield path
+
+
+def _require_own(path: Path, status: os.stat_result) -> None:
+    owner = status.st_uid
+    if owner not in (0, os.geteuid()):
+        said, mend = f"belongs to user {_user(owner)}", f"chown {_user(os.geteuid())} {path}"
+    elif status.st_mode & _OTHERS_WRITE and not stat.S_ISLNK(status.st_mode):
+        said, mend = (
+            f"may be written by others (mode {stat.S_IMODE(status.st_mode):04o})",
+            f"chmod go-w {path}",
+        )
+    else:
+        return
+    hint = f"look at what is in it, or remove it: rm -r {path}; then {mend}, and run the same command again"
+    raise ToolkitError(f"{path} {said}, who could change what is installed from there", hint=hint)
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
 
 
 def pin_of(name: str) -> tuple[str, str]:

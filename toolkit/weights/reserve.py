@@ -91,6 +91,9 @@ def reserve(fd: int, size: int, path: Path) -> bool:
 
 def full(error: OSError, folder: Path) -> ToolkitError:
     """What is told when writing failed."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        hint = "mend that, and run the same command again: it goes on with what has come"
+        return ToolkitError(f"{error.filename or folder}: {error.strerror}", hint=hint)
     return ToolkitError(
         f"{error.filename or folder}: {error.strerror} ({size_words(free_below(folder))} are free)",
         hint="free some space and run the same command again: it goes on with what has come",

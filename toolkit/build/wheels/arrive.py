@@ -160,7 +160,7 @@ class Session:
         self._have_alone(store)
         wheels = _wheels(request)
         again = [wheel.name for wheel in wheels if wheel not in self._whole and not store.whole(wheel)]
-        changed = not again and not store.brought(lock)
+        changed = not again and not store.noted(lock)
         if changed:
             store.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
             fsync_dir(store.folder)
@@ -169,6 +169,7 @@ class Session:
 
     def _planned(self, request: Request, store: Store) -> dict[str, Any]:
         wheels = _wheels(request)
+        store.require_own()
         lacking = store.lacking(wheels)
         self._whole = set(wheels) - set(lacking)
         short = store.short(lacking, int(request["unpacked"]), int(request["min_free"]))
@@ -176,6 +177,7 @@ class Session:
 
     def _have_alone(self, store: Store) -> None:
         if self._alone != store.folder:
+            store.require_own()
             self._held.enter_context(alone(store.folder, "wheels", lambda text: self._tell({"line": text})))
             self._alone = store.folder
 
