@@ -43,7 +43,7 @@ class Place:
 
     Attributes:
         environments: folder of all environments.
-        wheels: folder for downloads, kept until they are installed.
+        wheels: folder for downloads, a folder for each lock, kept until they are installed.
         wheelhouse: folder with wheels to take them from; None: the package index that pip is set to.
     """
 
@@ -105,12 +105,15 @@ def ensure(lock: Lock, place: Place, say: Say) -> bool:
         except BaseException:
             shutil.rmtree(made, ignore_errors=True)
             raise
-    shutil.rmtree(place.wheels, ignore_errors=True)
+        shutil.rmtree(place.wheels / lock.folder_name, ignore_errors=True)
+    with contextlib.suppress(OSError):  # another lock's downloads are in it
+        place.wheels.rmdir()
     return True
 
 
 def _install(lock: Lock, folder: Path, place: Place, say: Say) -> None:
-    place.wheels.mkdir(parents=True, exist_ok=True)
+    downloads = place.wheels / lock.folder_name  # of its own: another engine's may be installed meanwhile
+    downloads.mkdir(parents=True, exist_ok=True)
     if place.wheelhouse is not None and not place.wheelhouse.is_dir():
         raise ToolkitError(
             f"no wheelhouse {place.wheelhouse} on this host",
@@ -129,17 +132,17 @@ def _install(lock: Lock, folder: Path, place: Place, say: Say) -> None:
         "--progress-bar=off",
     ]
     offline = [] if place.wheelhouse is None else ["--no-index", "--find-links", str(place.wheelhouse)]
-    download = [*pip, "download", *strict, *offline, "--dest", str(place.wheels)]
+    download = [*pip, "download", *strict, *offline, "--dest", str(downloads)]
     # Whether a build of torch needs the CUDA libraries is known from its wheel only.
-    torch = _written(place.wheels / "torch.txt", lock.only(lambda name: name == "torch"))
+    torch = _written(downloads / "torch.txt", lock.only(lambda name: name == "torch"))
     online = place.wheelhouse is None
     _run([*download, "-r", str(torch)], say, place, settings=online)
-    cuda = any(map(needs_cuda, place.wheels.glob("torch-*.whl")))
-    wanted = _written(place.wheels / "wanted.txt", lock.only(lambda name: cuda or not name.startswith(CUDA)))
+    cuda = any(map(needs_cuda, downloads.glob("torch-*.whl")))
+    wanted = _written(downloads / "wanted.txt", lock.only(lambda name: cuda or not name.startswith(CUDA)))
     if online:
         _run([*download, "-r", str(wanted)], say, place)
     say("installing")
-    sources = ["--no-index", "--find-links", str(place.wheels), *offline[1:]]
+    sources = ["--no-index", "--find-links", str(downloads), *offline[1:]]
     _run([*pip, "install", *strict, *sources, "-r", str(wanted)], say, place, settings=False)
     _finish(lock, folder, cuda=cuda)
 

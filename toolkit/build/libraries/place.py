@@ -23,8 +23,8 @@ def place_in(layout: Layout, lock: Lock, wheelhouse: Path | None) -> Place:
     """The place of a lock's libraries.
 
     Wheels that were brought for this lock come before `wheelhouse`, a folder of the host's, and both come
-    before the package index.
+    before the package index. Downloads lie where no service's cache can: a service may be called `wheels`.
     """
     if Store(layout).brought(lock):
         wheelhouse = layout.wheels
-    return Place(layout.environments, layout.caches / "wheels", wheelhouse)
+    return Place(layout.environments, layout.caches / ".wheels", wheelhouse)
