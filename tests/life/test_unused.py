@@ -1,13 +1,17 @@
 """What no release needs, without any host."""
 
 import fcntl
+import json
 import os
 import shutil
+import sys
 import time
 from dataclasses import replace
 
 import pytest
 
+from toolkit.build.environment import Environment, materialise, package_digest
+from toolkit.build.libraries.install import MARKER
 from toolkit.errors import ToolkitError
 from toolkit.life.unused import remove, services_in, unused
 from toolkit.release.store import content_digest
@@ -97,6 +101,31 @@ def test_it_is_removed_with_its_lock(service):
     (found,) = unused(service.layout)
     remove(found)
     assert list(service.layout.environments.iterdir()) == []
+
+
+def test_the_rest_of_a_removal_that_was_killed_is_found(service):
+    folder(service, f".removed-{OTHER}.{os.getpid()}")  # at work
+    rest = folder(service, f".removed-{LIBRARIES}.{2**22 + 1}")  # above any pid, proc(5)
+    (found,) = unused(service.layout)
+    assert (found.path, found.what) == (rest, "rest")
+    remove(found)
+    assert unused(service.layout) == []
+
+
+def test_what_is_about_to_be_released_again_is_young(service):
+    libraries = folder(service, LIBRARIES)
+    python = libraries / "bin" / "python"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    lock = "1" * 64
+    (libraries / MARKER).write_text(json.dumps({"lock": lock}))
+    environment = Environment(python, {}, package_digest(), lock)
+    code = materialise(environment, service.layout.environments)
+    for path in (code, libraries):
+        os.utime(path, (0, 0))
+    assert {item.path for item in unused(service.layout)} == {code, libraries}
+    materialise(environment, service.layout.environments)
+    assert unused(service.layout) == []
 
 
 def test_what_cannot_be_removed_is_named(service):

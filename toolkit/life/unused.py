@@ -27,6 +27,7 @@ YOUNG = 900.0
 _LIBRARIES = re.compile(r"lib-[0-9a-f]{16}")
 _UNDER_WAY = re.compile(r"\.(lib-[0-9a-f]{16})(\.new|\.old)")
 _COPY = re.compile(r"[0-9a-f]{16}")
+_REMOVED = re.compile(r"\.removed-.+\.(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Unused:
 
     Attributes:
         path: it.
-        what: `libraries`, `code`, `toolkit` or `wheel`.
+        what: `libraries`, `code`, `toolkit`, `wheel`, or `rest`, of a removal that was cut off.
         size: bytes that it takes on the disk.
     """
 
@@ -133,6 +134,11 @@ def _of_this_process(layout: Layout) -> set[Path]:
 
 
 def _candidates(layout: Layout) -> Iterator[tuple[Path, str]]:
+    folders = [layout.environments, *([Path(TOOL)] if layout.root is None else [])]
+    for path in sorted(path for folder in folders for path in folder.glob(".removed-*")):
+        name = _REMOVED.fullmatch(path.name)
+        if name is not None and not Path(f"/proc/{name[1]}").exists():
+            yield path, "rest"
     for path in sorted(layout.environments.glob("*")):
         if _LIBRARIES.fullmatch(path.name) or _UNDER_WAY.fullmatch(path.name):
             yield path, "libraries"
