@@ -121,8 +121,9 @@ def test_heartbeat_is_kept_up(lock, service, monkeypatch):
 
 def test_release_needs_the_token(lock):
     with lock.hold("deploy") as held:
-        with pytest.raises(ConfigError, match="another token"):
+        with pytest.raises(ConfigError, match="another token") as caught:
             lock.release("0000")
+        assert caught.value.hint == "ddtoolkit lock show stub"
         assert lock.release(held.info.token) == held.info
         assert lock.holder() is None
         with lock.hold("swap") as other:

@@ -105,3 +105,10 @@ def test_prune_removes_the_oldest_unprotected(service):
     removed = service.host.store.prune(2, {made[1].id})
     assert removed == [made[0].id, made[2].id]
     assert service.host.store.all() == [made[1], made[3], made[4]]
+
+
+@pytest.mark.parametrize("asked", ["2026", "20260304T050607Z-00112233"])
+def test_the_next_step_of_a_wrong_id_names_the_service(service, asked):
+    with pytest.raises(ConfigError) as caught:
+        service.host.store.get(asked)
+    assert caught.value.hint.startswith("ddtoolkit history stub")

@@ -70,12 +70,15 @@ def rollback_target(host: ServiceHost, current: Release, release_id: str | None)
     if release_id is not None:
         target = host.store.get(release_id)
         if target.id == current.id:
-            raise ConfigError(f"{target.id} is the current release already", hint="ddtoolkit history")
+            raise ConfigError(
+                f"{target.id} is the current release already", hint=f"ddtoolkit history {host.name}"
+            )
         return target
     for earlier in reversed(history.served(host.paths)):
         if earlier != current.id:
             with contextlib.suppress(ConfigError):  # pruned: further back
                 return host.store.get(earlier)
     raise ConfigError(
-        f"{host.name}: no release that served before {current.id} is kept", hint="ddtoolkit history"
+        f"{host.name}: no release that served before {current.id} is kept",
+        hint=f"ddtoolkit history {host.name}",
     )

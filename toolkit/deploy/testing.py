@@ -76,7 +76,7 @@ def full_test(service: Deployed, watcher: Watcher, *, lock_wait: float) -> Outco
             algorithm = profile.speculative.algorithm
             raise ConfigError(
                 f"level full holds DDTREE against DFLASH, but {service.name} runs {algorithm}",
-                hint="ddtoolkit test --level quick",
+                hint=f"ddtoolkit test {service.name} --level quick",
             )
         judging = Judging(new_baseline=True)
         request = Request(

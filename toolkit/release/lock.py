@@ -180,12 +180,13 @@ class Lock:
                 raise ConfigError(f"{self._name} is not locked")
             if info.token != token:
                 raise ConfigError(
-                    f"{self._name} is locked under another token, by {info.who}", hint="ddtoolkit lock show"
+                    f"{self._name} is locked under another token, by {info.who}",
+                    hint=f"ddtoolkit lock show {self._name}",
                 )
             if self.transaction_running():
                 raise LockedError(
                     f"{self._name}: a transaction is running and ends by itself",
-                    hint="ddtoolkit status shows it",
+                    hint=f"ddtoolkit status {self._name} shows it",
                 )
             self._token_file.unlink(missing_ok=True)
         return info

@@ -317,7 +317,10 @@ class Store:
             ConfigError: the text is no release id.
         """
         if not _ID.match(release_id):
-            raise ConfigError(f"{release_id!r} is no release id", hint="ddtoolkit history lists them")
+            raise ConfigError(
+                f"{release_id!r} is no release id",
+                hint=f"ddtoolkit history {self._paths.base.name} lists them",
+            )
         return self._paths.releases / release_id
 
     def stage(
@@ -387,7 +390,10 @@ class Store:
         """
         path = self.path(release_id)
         if not _is_release(path):
-            raise ConfigError(f"no release {release_id} in {self._paths.releases}", hint="ddtoolkit history")
+            raise ConfigError(
+                f"no release {release_id} in {self._paths.releases}",
+                hint=f"ddtoolkit history {self._paths.base.name}",
+            )
         return Release(release_id, path)
 
     def all(self) -> list[Release]:
