@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -101,6 +102,18 @@ def test_it_is_removed_with_its_lock(service):
     (found,) = unused(service.layout)
     remove(found)
     assert list(service.layout.environments.iterdir()) == []
+
+
+def test_what_runs_or_is_run_at_boot_or_by_hand_keeps_its_code(service, tmp_path, monkeypatch):
+    timer, by_hand, other = (folder(service, name) for name in (CODE, LIBRARIES, OTHER))
+    monkeypatch.setattr("toolkit.life.command.FOLDER", tmp_path)
+    (tmp_path / "ddtoolkit").write_text(f"#!/bin/sh\nexec {by_hand}/bin/python -P\n")
+    environment = os.environ | {"PYTHONPATH": str(timer)}
+    with subprocess.Popen(["sleep", "60"], env=environment) as running:
+        (found,) = unused(service.layout)
+        running.kill()
+    assert found.path == other
+    assert {item.path for item in unused(service.layout)} == {timer, other}
 
 
 def test_the_rest_of_a_removal_that_was_killed_is_found(service):

@@ -19,6 +19,7 @@ from toolkit.build.wheel_store import Store
 from toolkit.errors import ToolkitError
 from toolkit.files import flocked
 from toolkit.layout import TOOL, Layout
+from toolkit.life.referred import referred
 from toolkit.release.host import ServiceHost
 from toolkit.release.store import Release
 
@@ -65,7 +66,7 @@ def unused(layout: Layout, *, young: float = YOUNG) -> list[Unused]:
         ToolkitError: a release does not tell what it needs, so that nothing can be said to be unused.
     """
     needed = {path for name in services_in(layout) for path in _needed_by(ServiceHost(layout, name))}
-    needed |= _of_this_process(layout)
+    needed |= _of_this_process(layout) | referred(layout)
     found = []
     for path, what in _candidates(layout):
         with contextlib.suppress(FileNotFoundError):
