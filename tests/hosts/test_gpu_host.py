@@ -212,13 +212,18 @@ class Balancer:
         self.log.touch()
 
         def hook(word: str) -> list[str]:
-            return [sys.executable, "-c", f"open({str(self.log)!r}, 'a').write('{word} ')"]
+            fails = f"import os; os.path.exists({str(self.broken(word))!r}) and exit('no balancer')"
+            return [sys.executable, "-c", f"{fails}; open({str(self.log)!r}, 'a').write('{word} ')"]
 
         hooks = {"ddtoolkit_drain": hook("drain"), "ddtoolkit_undrain": hook("undrain")}
         variables = {host.name: {"ddtoolkit_profiles": [PCIE, SERVED], **hooks}}
         self.inventory = write_inventory(folder / "inventory.yaml", [host], variables)
         prepare = ["hosts", "prepare", PCIE, "--set", f"hardware.driver={DRIVER[PCIE]}"]
         self.prepare = [SCRIPTS / "ddtoolkit", *prepare, "-i", self.inventory, "--yes", *IGNORED]
+
+    def broken(self, word: str) -> Path:
+        """A file that makes the hook of that word fail."""
+        return self.log.with_name(f"{word}-fails")
 
     def told(self) -> str:
         return self.log.read_text()
@@ -296,6 +301,22 @@ def test_what_fails_while_the_server_goes_on_serving_puts_the_host_back(balancer
     balancer.log.write_text("")
 
 
+def test_a_drain_hook_that_fails_changes_nothing_and_says_why(balancer: Balancer) -> None:
+    before = balancer.status()["pid"]
+    balancer.broken("drain").touch()
+    try:
+        said = by_playbook(balancer, 2)
+    finally:
+        balancer.broken("drain").unlink()
+    assert re.search(
+        r"Take it out of the load balancer: [^\"]*no balancer; what served still serves", said
+    ), said
+    assert balancer.told() == "undrain "
+    assert balancer.status()["pid"] == before
+    assert not balancer.host.path("/var/lib/ddtoolkit/gpu-host.json").exists()
+    balancer.log.write_text("")
+
+
 def test_a_change_of_branch_drains_reboots_and_goes_on_after_its_controller_was_killed(
     balancer: Balancer,
 ) -> None:
@@ -310,12 +331,17 @@ def test_a_change_of_branch_drains_reboots_and_goes_on_after_its_controller_was_
             assert time.monotonic() < end
             time.sleep(0.05)
         os.killpg(controller.pid, signal.SIGKILL)
-    said = ended(command, 0).stderr
+    balancer.broken("undrain").touch()
+    said = ended(command, 1).stderr
     assert "gpu3: go on with a run that was cut off: the host is drained" in said
-    assert "gpu3: ready" in said
+    assert re.search(
+        r"serves, but stays drained: ddtoolkit_undrain: [^\n]*no balancer; mend the command", said
+    ), said
+    balancer.broken("undrain").unlink()
+    assert "gpu3: ready" in ended(command, 0).stderr
     assert boot_of(balancer.host) != boot
     assert balancer.host.root(["cat", "/sys/module/nvidia/version"]).stdout == f"{gpus.NEW}\n"
     assert version_of(balancer.host, "nvidia-driver-570-server-open") == ""
     assert balancer.status()["healthy"]
-    assert balancer.told() == "drain drain undrain "
+    assert balancer.told() == "drain drain drain undrain "
     assert not balancer.host.path("/var/lib/ddtoolkit/gpu-host.json").exists()

@@ -114,6 +114,24 @@ uninstall.uninstall(find_service("{service.name}"), purge=True, wait=0.0)
         find_removable(service.name)
 
 
+def test_an_interrupt_in_the_middle_says_what_it_left(service, deployed):
+    text = f"""
+import os, signal, sys
+from toolkit.life import uninstall
+uninstall._remove_unused = lambda *_, **__: os.kill(os.getpid(), signal.SIGINT)
+sys.argv = ["ddtoolkit", "uninstall", "{service.name}", "--purge", "--yes"]
+from toolkit.cli.main import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    assert done.returncode == 130, done.stderr
+    assert (
+        "interrupted; stub may be stopped and removed in part\n  next: the same command again" in done.stderr
+    )
+    uninstall(find_removable(service.name), purge=True, wait=0.0)
+    assert left(service) == []
+
+
 def test_what_is_wrong_with_another_service_is_told_and_ends_nothing(service, deployed):
     other = StubService(service.layout.root, "other")
     release = other.stage("two")

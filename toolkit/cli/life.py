@@ -22,7 +22,7 @@ from toolkit.cli.options import (
     Yes,
 )
 from toolkit.cli.output import answer, emit, require_yes, say
-from toolkit.errors import ConfigError
+from toolkit.errors import ConfigError, StoppedWatchingError
 
 if TYPE_CHECKING:
     from toolkit.deploy.watcher import Watcher
@@ -180,7 +180,13 @@ def uninstall(
     service = find_removable(name)
     _ask(f"remove {service.name} from this machine", yes=yes, as_json=as_json)
     lines = Lines(verbose=verbose)
-    removal = run(service, purge=purge, wait=lock_wait, on_event=lines.event, on_wait=lines.waiting)
+    try:
+        removal = run(service, purge=purge, wait=lock_wait, on_event=lines.event, on_wait=lines.waiting)
+    except StoppedWatchingError:
+        raise StoppedWatchingError(
+            f"interrupted; {service.name} may be stopped and removed in part",
+            hint="the same command again goes on with it",
+        ) from None
     if as_json:
         emit({"ok": True, **removal.to_json()})
         return

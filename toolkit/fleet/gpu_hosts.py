@@ -9,7 +9,7 @@ from typing import Any
 
 from toolkit.doctor.ask import report_of
 from toolkit.doctor.request import examination
-from toolkit.errors import EXIT_DIFFERENT, ToolkitError
+from toolkit.errors import EXIT_DIFFERENT, StoppedWatchingError, ToolkitError
 from toolkit.fleet.drain import TellHost
 from toolkit.fleet.many import in_turn
 from toolkit.fleet.results import HostResult
@@ -67,6 +67,9 @@ def prepare_in_turn(
 
     Returns:
         A result for each host: `changes`, and `pending`, why it has to be rebooted; its exit code is 7 then.
+
+    Raises:
+        StoppedWatchingError: the user interrupted the command.
     """
 
     def one(name: str) -> Any:
@@ -96,7 +99,13 @@ def prepare_in_turn(
         found = {"changes": _changes(tasks, name), "pending": pending}
         return found if pending else {**found, "doctor": look(name)}
 
-    return [_graded(item) for item in in_turn(names, one, batch=1)]
+    try:
+        return [_graded(item) for item in in_turn(names, one, batch=1)]
+    except StoppedWatchingError:
+        raise StoppedWatchingError(
+            f"interrupted; one of {', '.join(names)} may be drained and half changed, and stays so",
+            hint="the same command again goes on with it, and puts it back once it serves",
+        ) from None
 
 
 def examine(profile: Profile, hosts: Mapping[str, Host], name: str, *, ignored: Sequence[str]) -> Any:

@@ -28,7 +28,7 @@ from toolkit.release.experiment import forget_experiment
 from toolkit.release.history import Entry, append
 from toolkit.release.host import ServiceHost
 from toolkit.release.journal import Event
-from toolkit.release.locate import Deployed, forget
+from toolkit.release.locate import Deployed, deployed_services, forget
 from toolkit.release.lock import whoami
 from toolkit.service import unit_files
 from toolkit.service.systemctl import systemctl
@@ -127,7 +127,10 @@ def _remove_shared(service: Deployed, done: Removal, user: str, *, purge: bool) 
     if not layout.service(service.name).history.is_file():  # else it can be read, and a purge can follow
         forget(service)
     if purge and last and system:
-        _remove_toolkit(done)
+        if others := deployed_services():  # below roots of their own
+            done.kept.append(f"{TOOL}: {', '.join(item.name for item in others)} is deployed elsewhere here")
+        else:
+            _remove_toolkit(done)
         _remove_user(user, layout, done)
 
 
