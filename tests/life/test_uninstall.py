@@ -146,10 +146,13 @@ def test_what_is_wrong_with_another_service_is_told_and_ends_nothing(service, de
 
 
 def test_two_removals_take_turns(service, deployed):
+    begun: list[int] = []
     with alone(service.layout, "other", 0.0):
         begin = time.monotonic()
         with pytest.raises(LockedError, match="stub: a service is being removed on this machine") as caught:
-            uninstall(deployed, purge=True, wait=0.5)
+            uninstall(deployed, purge=True, wait=0.5, on_begun=lambda: begun.append(1))
         assert time.monotonic() - begin >= 0.5
     assert "--lock-wait" in caught.value.hint
-    assert service.mark() == "one"
+    assert (service.mark(), begun) == ("one", [])
+    uninstall(deployed, purge=True, wait=0.0, on_begun=lambda: begun.append(1))
+    assert begun == [1]

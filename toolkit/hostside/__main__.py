@@ -18,34 +18,26 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import ToolkitError
-from toolkit.hostside.operations import OPERATIONS, RESERVED
+from toolkit.hostside.operations import OPERATIONS, RESERVED, UNATTENDED
 from toolkit.remote.protocol import BEAT, MAX_LINE, PATIENCE, error_to_json
-
-# Half of it done is of no use to anybody: packages half purged, a service half removed.
-_BROUGHT_TO_AN_END = frozenset({"uninstall"})
 
 
 class Line:
-    """The way back: writes one object a line, from any thread.
-
-    Attributes:
-        needed: whether the agent ends when nobody listens any more.
-    """
+    """The way back: writes one object a line, from any thread."""
 
     def __init__(self, descriptor: int) -> None:
-        self.needed = True
         self._file = os.fdopen(descriptor, "wb", buffering=0)
         self._lock = threading.Lock()
 
     def send(self, value: dict[str, Any]) -> None:
-        """Write one object; what nobody listens to is dropped where the line is not needed."""
+        """Write one object; when nobody listens any more, the agent ends unless it has to go on."""
         data = json.dumps(value, ensure_ascii=True).encode() + b"\n"
         try:
             with self._lock:
                 while data:
                     data = data[self._file.write(data) :]
         except OSError:
-            if self.needed:
+            if not UNATTENDED.is_set():
                 os._exit(1)
 
 
@@ -75,18 +67,17 @@ class Requests:
 def _beat(line: Line, requests: Requests, ended: threading.Event) -> None:
     count = 0
     while not ended.wait(BEAT):
-        if line.needed and time.monotonic() - requests.heard > PATIENCE:
+        silent = time.monotonic() - requests.heard
+        if silent > PATIENCE and not UNATTENDED.is_set():
             os._exit(1)  # the locks are free with it
         count += 1
         line.send({"beat": count})
 
 
 def _answer(request: dict[str, Any], line: Line) -> dict[str, Any]:
-    name = str(request.get("op"))
-    operation = OPERATIONS.get(name)
+    operation = OPERATIONS.get(str(request.get("op")))
     if operation is None:
         return {"error": error_to_json(ToolkitError(f"unknown operation {request.get('op')!r}"))}
-    line.needed = name not in _BROUGHT_TO_AN_END
     try:
         return {"result": operation(dict(request.get("args") or {}), line.send)}
     except ToolkitError as error:
@@ -97,7 +88,7 @@ def _answer(request: dict[str, Any], line: Line) -> dict[str, Any]:
         said = f"internal error: {type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"
         return {"error": error_to_json(ToolkitError(said, hint="report it with the command and the version"))}
     finally:
-        line.needed = True
+        UNATTENDED.clear()
 
 
 def main() -> None:

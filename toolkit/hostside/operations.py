@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -54,6 +55,8 @@ from toolkit.release.store import Release
 from toolkit.release.trial import longer
 
 RESERVED = contextlib.ExitStack()  # locks that are kept until the agent ends
+# Set once something was begun of which a half is of no use: it is brought to its end, whoever listens.
+UNATTENDED = threading.Event()
 # The last plan, and what it is of. It is used again only under a lock that was kept since.
 _last_plan: dict[str, Prepared] = {}
 
@@ -245,6 +248,7 @@ def uninstall(args: Args, send: Send) -> dict[str, Any]:
         wait=args["lock_wait"],
         on_event=_watcher(send).event,
         on_wait=_watcher(send).waiting,
+        on_begun=UNATTENDED.set,
     )
     return removal.to_json()
 

@@ -71,6 +71,7 @@ def uninstall(
     wait: float,
     on_event: Callable[[Event], None] | None = None,
     on_wait: Callable[[str], None] | None = None,
+    on_begun: Callable[[], None] | None = None,
 ) -> Removal:
     """Stop a service and remove it: unit, releases, state, cache.
 
@@ -83,6 +84,7 @@ def uninstall(
         wait: seconds to wait for the lock.
         on_event: called with each event of the stop.
         on_wait: called with a line on whom is waited for, and how long yet.
+        on_begun: called once nobody is waited for any more.
 
     Raises:
         LockedError: a change is under way.
@@ -94,6 +96,8 @@ def uninstall(
     user = _user_of(host)
     with alone(service.layout, service.name, wait):
         with reserve(service.layout, service.name, words, wait=wait, on_event=on_event, on_wait=on_wait):
+            if on_begun is not None:
+                on_begun()
             if host.process_status().active:
                 outcome = control.stop(service.layout, service.name, on_event=on_event)
                 if outcome.status != "committed":
