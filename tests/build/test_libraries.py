@@ -54,27 +54,13 @@ def test_a_torch_that_asks_for_cuda_gets_its_libraries(house, place):
     torch = make_wheel(house, "torch", "2.0", requires="Requires-Dist: nvidia-blas\n")
     lock = lock_for(torch, make_wheel(house, "nvidia_blas"))
     assert needs_cuda(torch)
+    # Another engine's downloads, whose libraries may be installed at the same time.
+    theirs = place.wheels / "lib-0123456789abcdef" / "wanted.txt"
+    theirs.parent.mkdir(parents=True)
+    theirs.touch()
     ensure(lock, place, lambda _: None)
     assert imported(place.environments / lock.folder_name, "nvidia_blas")
-
-
-def test_libraries_of_two_engines_may_be_installed_at_once(tmp_path, house, place):
-    mine = lock_for(make_wheel(house, "torch", "2.0"), make_wheel(house, "plain"))
-    another = tmp_path / "another"
-    another.mkdir()
-    torch = make_wheel(another, "torch", "3.0", requires="Requires-Dist: nvidia-blas\n")
-    theirs = lock_for(torch, make_wheel(another, "nvidia_blas"))
-    made: list[bool] = []
-
-    def say(line):
-        if line == "installing":  # all of theirs, while ours is about to be
-            made.append(ensure(theirs, Place(place.environments, place.wheels, another), lambda _: None))
-
-    assert ensure(mine, place, say)
-    assert made == [True]
-    assert imported(place.environments / mine.folder_name, "plain")
-    assert imported(place.environments / theirs.folder_name, "nvidia_blas")
-    assert not place.wheels.exists()
+    assert list(place.wheels.rglob("*")) == [theirs.parent, theirs]
 
 
 def test_a_run_that_was_ended_is_done_anew(house, place):
