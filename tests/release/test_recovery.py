@@ -231,7 +231,7 @@ def test_killed_controller_changes_nothing(stub, tmp_path):
     )
     command = [sys.executable, str(script), str(stub.layout.root), new.id, base.id]
     assert subprocess.run(command, check=False, timeout=30).returncode == -signal.SIGKILL
-    with pytest.raises(LockedError, match=r"a transaction begun by .*@.* pid \d+ .* \(deploy profile stub\)"):
+    with pytest.raises(LockedError, match=r"a transaction begun by .*@.* \(deploy profile stub, since .*\)"):
         recover(stub)
     for _ in follow(stub.paths.transaction):
         pass
