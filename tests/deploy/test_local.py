@@ -251,6 +251,12 @@ def test_a_candidate_that_is_being_judged_is_not_taken_for_deployed(site: Site) 
 
 def test_logs_and_history_are_readable(site: Site) -> None:
     assert site.run("logs", "-n", "5").stdout.strip()
+    shown = site.json("logs", "-n", "5")
+    assert (shown["service"], len(shown["lines"])) == ("local", 5)
+    with site.start("logs", "-f", "-n", "2", "--json") as following:
+        assert following.stdout is not None
+        assert [list(json.loads(following.stdout.readline())) for _ in range(2)] == [["line"], ["line"]]
+        following.send_signal(signal.SIGINT)
     shown = site.run("history")
     assert "rolled back" in shown.stdout
     assert "why: acceptance refused it: acceptance_length: " in shown.stdout

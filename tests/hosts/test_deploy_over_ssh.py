@@ -130,6 +130,11 @@ def test_nothing_is_done_twice(first: dict[str, Any], ddtoolkit: Command) -> Non
     assert served_pids(ddtoolkit) == pids
 
 
+def test_the_output_of_all_servers_is_one_document(first: dict[str, Any], ddtoolkit: Command) -> None:
+    for result in results(ddtoolkit("logs", "-n", "3", "--json")).values():
+        assert (result["service"], len(result["lines"])) == (NAME, 3)
+
+
 def test_a_unit_is_rendered_as_the_host_has_it(
     first: dict[str, Any], ddtoolkit: Command, hosts: tuple[Host, Host]
 ) -> None:

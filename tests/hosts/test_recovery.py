@@ -1,5 +1,6 @@
 """Transactions under systemd that a lost session, a reboot or a power cut interrupts."""
 
+import re
 import shlex
 import subprocess
 import sys
@@ -97,6 +98,10 @@ def test_an_accepted_release_serves_after_a_reboot_and_nothing_is_recovered(box)
 def test_a_service_that_was_stopped_stays_stopped_after_a_reboot(box):
     call(box, 'answer(change(service, "stop", store.current())[0].status)')
     assert not enabled(box)
+    bad = 'answer(change(service, "deploy", stage("bad", "--exit-at-once", "3"), store.current())[0].status)'
+    assert call(box, bad) == "rolled_back"
+    program = box.root(["systemctl", "show", "--property=ExecStart", "ddtoolkit-stub"]).stdout
+    assert re.search(r"--mark old\b", program)
     box.reboot()
     assert call(box, "time.sleep(2); answer([service.mark(), manager.status().state])") == [None, "stopped"]
     call(box, 'answer(change(service, "start", store.current())[0].status)')

@@ -59,6 +59,11 @@ def emit(value: Any) -> None:
     typer.echo(text)
 
 
+def emit_line(value: Any) -> None:
+    """Print `value` as one line of JSON for programs that read as it comes."""
+    typer.echo(json.dumps(value))
+
+
 def table(*columns: str, whole: Collection[str] = ()) -> Table:
     """An empty table with the house style; columns in `whole` are never wrapped."""
     from rich import box

@@ -8,7 +8,7 @@ import typer
 
 from toolkit.cli import fleet
 from toolkit.cli.options import Batch, Inventories, Json, Limit, LockWait, ServiceName, Verbose, Yes
-from toolkit.cli.output import answer, emit, require_yes, say, table
+from toolkit.cli.output import answer, emit, emit_line, require_yes, say, table
 from toolkit.errors import EXIT_INTERRUPTED, StoppedWatchingError
 
 Verb = Literal["start", "stop", "restart"]
@@ -98,19 +98,29 @@ def logs(
     lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="Lines to begin with.")] = 50,
     inventory: Inventories = None,
     limit: Limit = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON on standard output; with -f an object a line.")
+    ] = False,
 ) -> None:
     """Print the server's output."""
     where = fleet.where(inventory, limit)
     if where is not None:
-        fleet.stream(name, where, lines=lines, follow=follow)
+        fleet.stream(name, where, lines=lines, follow=follow, as_json=as_json)
         return
     from toolkit.release.control import logs as read_logs
     from toolkit.release.locate import find_service
 
     service = find_service(name)
+    found = read_logs(service.layout, service.name, lines=lines, follow=follow)
     try:
-        for line in read_logs(service.layout, service.name, lines=lines, follow=follow):
-            typer.echo(line)
+        if as_json and not follow:
+            emit({"service": service.name, "lines": list(found)})
+            return
+        for line in found:
+            if as_json:
+                emit_line({"line": line})
+            else:
+                typer.echo(line)
     except StoppedWatchingError:
         # The usual way to end it, so nothing is said.
         raise typer.Exit(EXIT_INTERRUPTED) from None

@@ -122,6 +122,7 @@ class Transaction:
         with step("switch", f"switching to {release.id}"):
             self._store.switch(release.id)
         if self._request.kind == "return" and not self._base_should_run():
+            self._install(release.id)
             return
         began = time.monotonic()
         with step("start_new", f"starting {release.id}"):
@@ -235,12 +236,19 @@ class Transaction:
             self._stop(data)
         with self._steps.attempt("switch_back", f"switching back to {base}"):
             self._store.switch(base)
+            if not self._base_should_run():
+                self._install(base)
         if self._base_should_run():
             with self._steps.step("start_old", f"starting {base} again"):
                 release = self._store.get(base)
                 if (why := release.environment_damage()) is not None:
                     raise ToolkitError(why)
                 self._host.manager(release.unit).start(release.path)
+
+    def _install(self, release_id: str) -> None:
+        """Of what stays stopped: else `systemctl start` would start the release that it returned from."""
+        release = self._store.get(release_id)
+        self._host.manager(release.unit).install(release.path)
 
     def _report_base(self, base: str) -> None:
         acceptance = self._request.base_acceptance

@@ -148,6 +148,13 @@ class ServiceManager(Protocol):
             ToolkitError: it could not be started; says why.
         """
 
+    def install(self, release: Path) -> None:
+        """Have the unit of the release in folder `release` be what a start by hand would start.
+
+        Raises:
+            ToolkitError: it cannot be put in place.
+        """
+
     def start(self, release: Path) -> None:
         """Start the unit of the release in folder `release`; returns once the process exists.
 

@@ -60,6 +60,9 @@ class ProcessManager:
     def disable(self) -> None:
         """Nothing starts it at boot."""
 
+    def install(self, release: Path) -> None:
+        """Nothing but this tool starts it."""
+
     def start(self, release: Path) -> None:
         """Start the unit of the release in folder `release`.
 

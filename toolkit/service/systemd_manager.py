@@ -65,6 +65,14 @@ class SystemdManager:
         self._text(unit)
         _check_program(unit)
 
+    def install(self, release: Path) -> None:
+        """Write the unit of the release in folder `release`, and have systemd read it.
+
+        Raises:
+            ToolkitError: systemd warns about it, or it cannot be written.
+        """
+        unit_files.install(self._unit, self._text(read_unit(release)))
+
     def start(self, release: Path) -> None:
         """Start the unit of the release in folder `release`; returns once its program is executed.
 

@@ -14,7 +14,7 @@ from toolkit.cli.fleet.shown import (
     show_plans,
 )
 from toolkit.cli.fleet.where import Where, begin_listing, carrying, service_of
-from toolkit.cli.output import answer, emit, say, tell_doubts
+from toolkit.cli.output import answer, emit, emit_line, say, tell_doubts
 from toolkit.cli.plans import show_ansible
 from toolkit.errors import ConfigError
 
@@ -99,27 +99,41 @@ def finish_looking(results: Sequence[HostResult]) -> None:
     exit_with_worst(results)
 
 
-def stream(name: str | None, where: Where, *, lines: int, follow: bool) -> None:
-    """The server's output; with several hosts each line has its host in front."""
+def stream(name: str | None, where: Where, *, lines: int, follow: bool, as_json: bool = False) -> None:
+    """The server's output; with several hosts each line has its host in front.
+
+    As JSON it is one document, or, where it goes on, an object a line with `host` and `line`.
+    """
     found = begin_listing(where)
     from toolkit.fleet.connections import Connections
     from toolkit.fleet.many import at_once
+    from toolkit.fleet.results import to_json
 
     service = service_of(name, where, found)
     hosts = carrying(found(), where, service)
     width = max(len(host.name) for host in hosts)
     with Connections(hosts) as connections:
 
-        def one(host: str) -> None:
+        def one(host: str) -> dict[str, Any]:
             front = f"{host:<{width}}  " if len(hosts) > 1 else ""
-            args = {"service": service, "lines": lines, "follow": follow}
-            connections.call(
-                host, "logs", args, lambda message: typer.echo(f"{front}{message.get('line', '')}")
-            )
+            kept: list[str] = []
+
+            def heard(message: dict[str, Any]) -> None:
+                line = message.get("line", "")
+                if not as_json:
+                    typer.echo(f"{front}{line}")
+                elif follow:
+                    emit_line({"host": host, "line": line})
+                else:
+                    kept.append(line)
+
+            connections.call(host, "logs", {"service": service, "lines": lines, "follow": follow}, heard)
+            return {"service": service, "lines": kept}
 
         results = at_once([host.name for host in hosts], one, limit=len(hosts))
-    show_errors(results)
-    exit_with_worst(results)
+    if as_json and not follow:
+        emit(to_json(results))
+    finish_looking(results)
 
 
 def plan(
