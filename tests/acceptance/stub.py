@@ -49,6 +49,7 @@ class Faults:
     hang_after: int | None = None  # requests answered before the server keeps silent
     repeat_every: int | None = None  # a token committed twice
     wrong_in_batch: bool = False
+    patience: float = 0.02  # seconds in which a request waits for others to run beside it
     near_ties_flip: bool = False
     ties_flip_in_batch: bool = False
     ignore_salt: bool = False
@@ -252,7 +253,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not (faults.wrong_in_batch or faults.ties_flip_in_batch or faults.batch_accepts):
             return False
         event = threading.Event()
-        for _ in range(5):
+        for _ in range(round(faults.patience / 0.004)):
             if self.state.running > 1:
                 return True
             event.wait(0.004)
