@@ -15,10 +15,8 @@ from typing import Any, Self
 from toolkit.errors import ToolkitError, UnreachableError
 from toolkit.inventory.commands import command
 from toolkit.inventory.host import Host
+from toolkit.remote.absence import PATIENCE, RETRY
 from toolkit.remote.agent import Agent, Tell, agent_on
-
-_PATIENCE = 300.0  # seconds in which a host that was lost may come back, a reboot included
-_RETRY = 2.0
 
 
 class Connections:
@@ -114,7 +112,7 @@ class Connections:
         self._before[name] = self.call(name, "reserve", args, tell)["transaction"]
 
     def _resume(self, name: str, service: str, tell: Tell, last: Callable[[], dict[str, Any] | None]) -> Any:
-        end = time.monotonic() + _PATIENCE
+        end = time.monotonic() + PATIENCE
         while True:
             with self._guard:
                 self._agents.pop(name, None)
@@ -130,7 +128,7 @@ class Connections:
                         f"{error.message}; the change {goes_on} on the host by itself",
                         hint=command([self.hosts[name]], f"status {service}"),
                     ) from error
-            time.sleep(_RETRY)
+            time.sleep(RETRY)
 
     def _agent(self, name: str) -> Agent:
         with self._guard:

@@ -9,7 +9,7 @@ from typing import Any
 from toolkit.errors import UnreachableError
 
 PATIENCE = 300.0  # seconds in which it may come back, a reboot included
-_RETRY = 2.0
+RETRY = 2.0  # seconds between two tries
 
 
 class Absence:
@@ -49,4 +49,4 @@ class Absence:
         if time.monotonic() > self._until:
             raise UnreachableError(f"{error.message}; {remains}", hint=hint) from error
         tell({"line": f"{error.message}; {remains}, connecting again"})
-        time.sleep(_RETRY)
+        time.sleep(RETRY)
