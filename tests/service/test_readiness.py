@@ -80,6 +80,18 @@ def test_never_ready_ends_in_time_with_the_last_answer(server):
     assert time.monotonic() - begin < 3
 
 
+def test_a_request_that_the_end_cuts_short_hides_no_answer(server):
+    Answers.script = [(503, {"error": "loading"}), (200, None)]
+    with pytest.raises(NotReadyError, match=r"load timeout of 0\.5 s; last: /generate answered 503"):
+        wait_ready(server, 0.5, ended=ALIVE, poll=0.02)
+
+
+def test_a_server_that_falls_silent_is_told(server):
+    Answers.script = [(503, {"error": "loading"}), (200, None)]
+    with pytest.raises(NotReadyError, match=r"last: /generate answered 503 .*, then no answer for [12] s$"):
+        wait_ready(server, 1.5, ended=ALIVE, poll=0.02)
+
+
 def test_hanging_request_does_not_outlast_the_timeout(server):
     Answers.script = [(200, None)]
     begin = time.monotonic()

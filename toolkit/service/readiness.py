@@ -21,6 +21,7 @@ _PROMPT = "def add(a, b):\n    return"
 _POLL = 0.05
 _LOOK = 0.2  # seconds between looks at the process
 _MAX_ANSWER = 1 << 20
+_NOTHING = "no answer yet"
 
 
 class NotReadyError(ToolkitError):
@@ -33,7 +34,8 @@ class _Answer:
 
     done: threading.Event = field(default_factory=threading.Event)
     ready: bool = False
-    problem: str = "no answer yet"
+    cut: bool = False
+    problem: str = _NOTHING
 
 
 def generate_once(url: str, timeout: float, *, api_key: str | None = None) -> str:
@@ -83,15 +85,18 @@ def wait_ready(
         NotReadyError: the process ended, or the time was over.
     """
     begin = looked = time.monotonic()
-    problem = "no answer yet"
+    problem = _NOTHING
     while True:
-        answer = _ask(url, begin + timeout - time.monotonic(), api_key)
+        asked = time.monotonic()
+        answer = _ask(url, begin + timeout - asked, api_key)
         while not answer.done.wait(_LOOK):
-            _check(ended, begin, timeout, problem)
-        problem = answered() if answer.ready else answer.problem
-        if not problem:
+            _check(ended, begin, timeout, _with_silence(problem, asked))
+        told = answered() if answer.ready else answer.problem
+        if not told:
             return time.monotonic() - begin
-        if time.monotonic() - looked >= _LOOK:
+        # A request that the end of the wait cut short says less than what was heard before it.
+        problem = _with_silence(problem, asked) if answer.cut and problem != _NOTHING else told
+        if answer.cut or time.monotonic() - looked >= _LOOK:
             _check(ended, begin, timeout, problem)
             looked = time.monotonic()
         time.sleep(poll)
@@ -99,15 +104,23 @@ def wait_ready(
 
 def _ask(url: str, timeout: float, api_key: str | None) -> _Answer:
     answer = _Answer()
+    deadline = time.monotonic() + timeout
 
     def ask() -> None:
         answer.problem = generate_once(url, max(timeout, 0.1), api_key=api_key)
         answer.ready = not answer.problem
+        answer.cut = not answer.ready and time.monotonic() >= deadline
         answer.done.set()
 
     # A daemon: a server that takes the request and never answers must not hold anything up.
     threading.Thread(target=ask, daemon=True).start()
     return answer
+
+
+def _with_silence(problem: str, asked: float) -> str:
+    """What was heard last, and for how long nothing since where that is worth telling."""
+    silent = time.monotonic() - asked
+    return f"{problem}, then no answer for {seconds(round(silent))}" if silent >= 1 else problem
 
 
 def _check(ended: Callable[[], str], begin: float, timeout: float, problem: str) -> None:
