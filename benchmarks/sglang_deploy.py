@@ -32,7 +32,7 @@ engine:
   kind: sglang
   version: 0.5.17
   dtype: bfloat16
-  memory_fraction: 0.5
+  memory_fraction: {fraction}
 model:
   target: {{source: {target}}}
   drafter: {{source: {drafter}}}
@@ -94,23 +94,33 @@ def main() -> int:
     parser.add_argument("--target", required=True)
     parser.add_argument("--drafter", required=True)
     parser.add_argument("--root", type=Path, default=Path("/tmp/ddtoolkit-sglang"))  # noqa: S108
+    parser.add_argument("--memory-fraction", type=float, default=0.5)
+    parser.add_argument(
+        "--ignore-check", action="append", default=[], help="of the doctor, where the GPU is shared"
+    )
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     options.root.mkdir(parents=True, exist_ok=True)
     profile = options.root / f"{NAME}.yaml"
-    values = {"name": NAME, "root": options.root, "python": options.python}
+    values = {
+        "name": NAME,
+        "root": options.root,
+        "python": options.python,
+        "fraction": options.memory_fraction,
+    }
     profile.write_text(PROFILE.format(**values, target=options.target, drafter=options.drafter))
     provide(profile)
+    ignored = [word for name in options.ignore_check for word in ("--ignore-check", name)]
     keep = ["--new-baseline", "--yes"]
     wanted = [
-        (0, ["deploy", "profile", str(profile), "--yes"]),
+        (0, ["deploy", "profile", str(profile), *ignored, "--yes"]),
         (0, ["status", NAME]),
         (5, ["swap", NAME, "--set", "speculative.budget=7", "--set", "speculative.topk_cap=1", "--yes"]),
         (1, ["swap", NAME, "--set", "engine.extra_args=[--no-such-flag]", "--yes"]),
         (0, ["swap", NAME, "--set", "speculative.budget=16", *keep]),
         (0, ["rollback", NAME, "--yes"]),
         (0, ["history", NAME]),
-        (0, ["stop", NAME]),
+        (0, ["stop", NAME, "--yes"]),
     ]
     steps, good = [], True
     for status, words in wanted:
@@ -120,7 +130,7 @@ def main() -> int:
         if not good:
             log = next(options.root.rglob("*.log"), None)
             print("\n".join([*steps[-1]["said"], *(log.read_text().splitlines()[-40:] if log else [])]))
-            run(["stop", NAME], options.root)
+            run(["stop", NAME, "--yes"], options.root)
             break
     return 0 if good else 1
 

@@ -32,8 +32,12 @@ _PLUGINS = {
     "ddtree_rank_trace": "sglang_rank_trace:register",
     "ddtree_forced": "sglang_forced:register",
     "ddtree_oracle": "sglang_oracle:register",
+    "float32": "sglang_float32:register",
 }
-_ports = count(31300, 300)
+# Nodes that share a GPU: NCCL takes them for hosts, by their names, and lets them talk through sockets.
+ALONE = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+# Two programs at a time do not meet: each takes ports of its own below the ephemeral ones.
+_ports = count(10_000 + os.getpid() % 70 * 300, 10)
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,8 @@ class Mode:
 
 class Child:
     """One mode's process; it prints one JSON line when it is ready, and one for each order.
+
+    With `nnodes` among its arguments, one process for each of SGLang's nodes, all on the first GPU.
 
     Args:
         name: the mode's.
@@ -74,15 +80,25 @@ class Child:
         environment["DDTREE_BENCHMARK_FOLDER"] = str(self.folder)
         if mode.tree is not None:
             environment["SGLANG_DDTREE"] = json.dumps(mode.tree)
-        order = self.folder / "order.json"
-        arguments = {"port": port, "nccl_port": port + 50, **defaults, **mode.arguments}
-        order.write_text(json.dumps({"arguments": arguments, "prompts": prompts}), encoding="utf-8")
         self.started = time.monotonic()
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, str(order)],
-            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            stderr=self.log.open("w", encoding="utf-8"),
-        )  # fmt: skip
+        arguments = {"port": port, "nccl_port": port + 1, **defaults, **mode.arguments}
+        if (nodes := arguments.get("nnodes", 1)) > 1:
+            arguments["dist_init_addr"] = f"127.0.0.1:{port + 2}"
+        self.nodes = []
+        for rank in range(nodes):
+            order = self.folder / f"order{rank}.json"
+            own = arguments | ({"node_rank": rank} if nodes > 1 else {})
+            order.write_text(json.dumps({"arguments": own, "prompts": prompts}), encoding="utf-8")
+            log = self.log.with_suffix(f".{rank}.log" if rank else ".log")
+            self.nodes.append(
+                subprocess.Popen(
+                    [sys.executable, __file__, str(order)],
+                    env=environment | (ALONE | {"NCCL_HOSTID": f"node{rank}"} if nodes > 1 else {}),
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                    stderr=log.open("w", encoding="utf-8"),
+                )
+            )  # fmt: skip
+        self.process = self.nodes[0]
 
     def wait(self, word: str) -> dict[str, Any]:
         """The child's next JSON line of this kind; its log's end is shown if it dies."""
@@ -104,12 +120,14 @@ class Child:
 
     def stop(self) -> None:
         """End it."""
-        if self.process.poll() is None:
-            self.process.terminate()
+        for process in self.nodes:
+            if process.poll() is None:
+                process.terminate()
+        for process in self.nodes:
             try:
-                self.process.wait(20)
+                process.wait(20)
             except subprocess.TimeoutExpired:
-                self.process.kill()
+                process.kill()
 
 
 def install(folder: Path, plugins: tuple[str, ...]) -> None:

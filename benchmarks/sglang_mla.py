@@ -8,7 +8,8 @@ Plain decoding gives the texts; then an oracle in the drafter's place (sglang_or
 changing ranks, so that most commits move latent rows. Tokens are judged by a float32 forward of Hugging
 Face's own model, with near-ties as in sglang_judge.py. The judge has to fail a replaced token, and a server
 that leaves the moves out. With several ranks (`--tp`), each writes a digest of its trees and commits at every
-step (sglang_rank_trace.py), and the ranks' files have to be the same.
+step (sglang_rank_trace.py), and the ranks' files have to be the same. With `--one-gpu` the ranks
+are nodes that share one GPU.
 
 Without a GPU, `--cpu --prompts 4 --tokens 40 --levels 4` takes a quarter of an hour: Triton's interpreter is
 slow. Expert parallelism does not run there: SGLang's experts for CPUs know one rank.
@@ -38,7 +39,8 @@ ROPE = {
     "rope_type": "yarn", "rope_theta": 5e4, "factor": 4.0, "beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0,
     "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096,
 }  # fmt: skip
-PLUGINS = ("ddtree", "ddtree_oracle", "ddtree_rank_trace")
+FLOAT32 = ("float32",)
+PLUGINS = (*FLOAT32, "ddtree", "ddtree_oracle", "ddtree_rank_trace")
 
 
 def main() -> None:
@@ -61,14 +63,15 @@ def main() -> None:
             "cuda_graph_backend_prefill": "disabled", "cuda_graph_max_bs_decode": max(args.levels),
             "max_running_requests": max(args.levels), "mem_fraction_static": 0.3, "max_total_tokens": 16384,
             "context_length": 1024, "random_seed": 1, "disable_radix_cache": True, "log_level": "warning",
-            "tp_size": args.tp, "ep_size": args.ep, "disable_custom_all_reduce": True,
+            "tp_size": args.tp, "ep_size": args.ep, "nnodes": args.tp if args.one_gpu else 1,
+            "disable_custom_all_reduce": True,
             **(CPU_ARGUMENTS if args.cpu else {}), **settings(args.set),
         }  # fmt: skip
         texts = folder / "texts.json"
         tree = {"speculative_algorithm": "DDTREE", "speculative_draft_model_path": str(drafter)}
         limits, oracle = {"budget": 32, "topk_cap": 8}, {"DDTREE_ORACLE": str(texts)}
         modes = {
-            "plain": Mode(),
+            "plain": Mode(plugins=FLOAT32),
             "DDTREE 32 cap 8": Mode(tree, limits, PLUGINS, oracle),
             "moves left out": Mode(tree, limits, PLUGINS, oracle | {"DDTREE_LEAVE_MOVES_OUT": "1"}),
         }
@@ -79,6 +82,7 @@ def main() -> None:
             "target": {"layers": LAYERS, "experts": 0 if args.dense else 8, "dtype": "float32"},
             "new_tokens": args.tokens,
             "tp": args.tp,
+            "gpus": 1 if args.one_gpu else args.tp,
             "ep": args.ep,
             "modes": {},
         }
@@ -215,6 +219,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--levels", type=levels, default=[1, 16], help="requests at a time")
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks")
     parser.add_argument("--ep", type=int, default=1, help="expert-parallel ranks among them")
+    parser.add_argument("--one-gpu", action="store_true", help="all ranks on the first GPU, as nodes")
     parser.add_argument("--cpu", action="store_true", help="in the environment of scripts/sglang_env.sh")
     parser.add_argument("--dense", action="store_true", help="no mixture of experts")
     return parsed(parser)

@@ -26,51 +26,11 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.sglang_engines import ROOT, Child, Mode, settings
+from benchmarks.sglang_engines import ROOT, Child, settings
 from benchmarks.sglang_judge import Judge
+from benchmarks.sglang_suites import LINEAR, SUITES, SYNC_CHECK, modes
 
 PROMPTS = ROOT / "toolkit/acceptance/prompts/python.jsonl"
-LINEAR = ("DFLASH", "DFLASH without plugin", "DFLASH with plugin", "DDTREE 7 cap 1")
-SYNC_CHECK = "synchronisations"
-DDTREE = "ddtree"
-
-
-def modes(drafter: Path, suite: str) -> dict[str, Mode]:
-    draft = {"speculative_draft_model_path": str(drafter)}
-    chain = {**draft, "speculative_algorithm": "DFLASH"}
-    tree = {**draft, "speculative_algorithm": "DDTREE"}
-    eager = {"cuda_graph_backend_decode": "disabled"}
-    serial = {"disable_overlap_schedule": True}
-
-    def limits(budget: int, cap: int, **more: str) -> dict[str, Any]:
-        return {"budget": budget, "topk_cap": cap, **more}
-
-    if suite == "small":
-        return {
-            "plain": Mode(),
-            "DFLASH without plugin": Mode(chain),
-            "DFLASH with plugin": Mode(chain, plugins=(DDTREE,)),
-            "DDTREE 7 cap 1": Mode(tree, limits(7, 1), (DDTREE,)),
-            "DDTREE 16 cap 8": Mode(tree, limits(16, 8), (DDTREE,)),
-            "DDTREE 32 cap 8": Mode(tree, limits(32, 8), (DDTREE,)),
-            "DDTREE 32 cap 8 without graphs": Mode({**tree, **eager}, limits(32, 8), (DDTREE,)),
-            SYNC_CHECK: Mode(tree, limits(32, 8), (DDTREE, "ddtree_sync_check")),
-        }
-    return {
-        "plain": Mode(),
-        "DFLASH": Mode(chain, plugins=(DDTREE,)),
-        "DDTREE 7 cap 1": Mode(tree, limits(7, 1), (DDTREE,)),
-        "DDTREE 16 cap 8": Mode(tree, limits(16, 8), (DDTREE,)),
-        "DDTREE 32 cap 8": Mode(tree, limits(32, 8), (DDTREE,)),
-        "DDTREE 64 cap 8": Mode(tree, limits(64, 8), (DDTREE,)),
-        "DDTREE 32 cap 8 transition": Mode(tree, limits(32, 8, expansion="transition"), (DDTREE,)),
-        "plain without overlap": Mode(serial),
-        "DFLASH without overlap": Mode({**chain, **serial}, plugins=(DDTREE,)),
-        "DDTREE 32 cap 8 without overlap": Mode({**tree, **serial}, limits(32, 8), (DDTREE,)),
-        "DFLASH without graphs": Mode({**chain, **eager}, plugins=(DDTREE,)),
-        "DDTREE 32 cap 8 without graphs": Mode({**tree, **eager}, limits(32, 8), (DDTREE,)),
-        SYNC_CHECK: Mode(tree, limits(32, 8), (DDTREE, "ddtree_sync_check")),
-    }
 
 
 def main() -> None:
@@ -108,7 +68,7 @@ def parse() -> argparse.Namespace:
     bundled = ROOT / "toolkit/ddtree/bundled"
     parser.add_argument("--target", type=Path, default=bundled / "target")
     parser.add_argument("--drafter", type=Path, default=bundled / "drafter")
-    parser.add_argument("--suite", choices=["small", "large"], default="small")
+    parser.add_argument("--suite", choices=SUITES, default="small")
     parser.add_argument("--levels", type=levels, default=[1, 4, 16], help="requests at a time")
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--token-prompts", type=Path, help="JSON list of prompts as token ids")

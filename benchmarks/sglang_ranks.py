@@ -1,6 +1,9 @@
-"""DDTREE on two tensor-parallel GPUs: the same trees and commits on both ranks, the tokens of one GPU.
+"""DDTREE on two tensor-parallel ranks: the same trees and commits on both, the tokens of one.
 
-    python benchmarks/sglang_ranks.py --out benchmarks/sglang_h200_tp2.json
+    python benchmarks/sglang_ranks.py --logs logs --out benchmarks/sglang_h200_tp2.json
+
+Each rank has a GPU of its own; with `--one-gpu` they are two nodes that share one, so that all but the GPUs'
+own links is as it is on two.
 
 Greedy tokens are judged as in sglang_modes.py. Each rank writes a digest of its trees and commits at every
 step, for greedy requests, drawn ones and penalised ones; the ranks' files must be the same.
@@ -45,7 +48,7 @@ def main() -> None:
         children = {
             size: Child(
                 f"tp {size}",
-                Mode({"tp_size": size}, tree, plugins),
+                Mode({"tp_size": size, "nnodes": size if args.one_gpu else 1}, tree, plugins),
                 defaults,
                 prompts,
                 Path(scratch),
@@ -105,6 +108,7 @@ def report(args: argparse.Namespace, prompts: list[list[int]], told: dict[int, d
     one, two = (told[size]["greedy"]["outputs"] for size in (args.sizes[0], args.sizes[-1]))
     result: dict[str, Any] = {
         "machine": machine(),
+        "gpus": 1 if args.one_gpu else max(args.sizes),
         "new_tokens": args.tokens,
         "judge_fails_one_replaced_token": judge.fails_one_replaced_token(prompts[0], two[0]),
         "same_greedy_outputs": f"{sum(a == b for a, b in zip(one, two, strict=True))} of {len(one)}",
@@ -128,6 +132,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--sizes", type=levels, default=[1, 2], help="tensor-parallel sizes")
+    parser.add_argument("--one-gpu", action="store_true", help="all ranks on the first GPU, as nodes")
     return parsed(parser)
 
 

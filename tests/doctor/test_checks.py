@@ -16,7 +16,8 @@ from toolkit.doctor.catalogue import CHECKS
 from toolkit.doctor.facts import Facts
 from toolkit.doctor.finding import Finding
 from toolkit.doctor.report import judge
-from toolkit.doctor.wanted import Wanted
+from toolkit.doctor.wanted import Wanted, wanted_of
+from toolkit.profile.loading import load_profile
 
 PCIE, B300 = profiles.profile(profiles.PCIE), profiles.profile(profiles.B300)
 MISMATCH = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580.105\n"
@@ -60,6 +61,14 @@ def test_a_healthy_host_passes_everything_that_concerns_it(site: Site, profile: 
     concerned = {check.name for check in CHECKS if check.unconcerned(profile) is None}
     assert {item.check for item in report.of("pass")} == concerned
     assert {item.check for item in report.findings} == {check.name for check in CHECKS}
+
+
+def test_one_gpu_needs_no_links_to_others() -> None:
+    one = wanted_of(load_profile("h200-nvlink", overlays=("qwen3-8b", "gpus-1")).profile)
+    assert one.hardware.interconnect == "nvlink"
+    nvlink = next(check for check in CHECKS if check.name == "nvlink")
+    assert nvlink.unconcerned(one) == "the profile uses one GPU"
+    assert nvlink.unconcerned(B300) is None
 
 
 FAULTS = {

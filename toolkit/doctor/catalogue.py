@@ -62,7 +62,7 @@ CHECKS = (
     Check("topology", joined.topology_of, ("gpu", "gpus"), about="gpus"),
     Check("p2p", joined.p2p, ("gpu", "gpus"), about="gpus"),
     Check("numa", joined.numa, ("gpu", "gpus"), about="gpus"),
-    Check("nvlink", joined.nvlink, ("gpu", "nvlink"), about="gpus"),
+    Check("nvlink", joined.nvlink, ("gpu", "gpus", "nvlink"), about="gpus"),
     Check("fabric", joined.fabric, ("gpu", "nvlink"), about="gpus"),
     Check("fabric-manager", joined.fabric_manager, ("gpu", "nvlink")),
     Check("pcie-bandwidth", load.bandwidth, ("gpu",), about="load"),
