@@ -33,6 +33,7 @@ _PLUGINS = {
     "ddtree_forced": "sglang_forced:register",
     "ddtree_oracle": "sglang_oracle:register",
     "float32": "sglang_float32:register",
+    "profiled": "sglang_profiled:register",
 }
 # Nodes that share a GPU: NCCL takes them for hosts, by their names, and lets them talk through sockets.
 ALONE = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}

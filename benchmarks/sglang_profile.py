@@ -1,0 +1,74 @@
+"""Where the host's time goes in a decode step of one request: DFLASH beside DDTREE, on one GPU.
+
+    python benchmarks/sglang_profile.py --logs logs --target DIR/target --drafter DIR/drafter
+
+Writes logs/NAME.profile.txt: 300 steps of the scheduler's thread, by cProfile. Profiling slows calls down, so
+the figures tell where to look, not how long a step takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.sglang_engines import CPU_ARGUMENTS, ON_CPU, ROOT, Child, Mode, parsed, settings
+from benchmarks.sglang_modes import read_prompts
+from benchmarks.sglang_profiled import FIRST, STEPS
+
+TOKENS = 1900  # enough for FIRST + STEPS steps of five tokens
+
+
+def main() -> None:
+    args = parse()
+    if args.cpu:
+        os.environ[ON_CPU] = "1"
+    args.prompts = 1
+    prompts = read_prompts(args)
+    defaults = {
+        "model_path": str(args.target), "speculative_draft_model_path": str(args.drafter),
+        "skip_tokenizer_init": True, "dtype": "bfloat16", "attention_backend": "triton",
+        "sampling_backend": "pytorch", "grammar_backend": "none",
+        "cuda_graph_backend_prefill": "disabled", "cuda_graph_max_bs_decode": 4, "max_running_requests": 4,
+        "mem_fraction_static": 0.6, "max_total_tokens": 16384, "context_length": 2048, "random_seed": 1,
+        "disable_radix_cache": True, "log_level": "warning",
+        **(CPU_ARGUMENTS | {"dtype": "float32"} if args.cpu else {}), **settings(args.set),
+    }  # fmt: skip
+    plugins = ("ddtree", "profiled")
+    modes = {
+        "DFLASH": Mode({"speculative_algorithm": "DFLASH"}, plugins=plugins),
+        "DDTREE 32 cap 8": Mode({"speculative_algorithm": "DDTREE"}, {"budget": 32, "topk_cap": 8}, plugins),
+    }
+    if args.cpu:  # where DFLASH does not run
+        del modes["DFLASH"]
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, mode in modes.items():
+            child = Child(name, mode, defaults, prompts, Path(scratch), args.logs)
+            try:
+                child.wait("ready")
+                steps = 0
+                while steps < FIRST + STEPS + 5:
+                    steps += child.decode(level=1, tokens=args.tokens, requests=1)["verify_steps"]
+                told = args.logs / f"{name.replace(' ', '_')}.profile.txt"
+                shutil.copy(child.folder / "profile.txt", told)
+                print("\n".join(told.read_text(encoding="utf-8").splitlines()[:45]))
+            finally:
+                child.stop()
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    bundled = ROOT / "toolkit/ddtree/bundled"
+    parser.add_argument("--target", type=Path, default=bundled / "target")
+    parser.add_argument("--drafter", type=Path, default=bundled / "drafter")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="of each decoding")
+    parser.add_argument("--cpu", action="store_true", help="in the environment of scripts/sglang_env.sh")
+    return parsed(parser)
+
+
+if __name__ == "__main__":
+    main()
