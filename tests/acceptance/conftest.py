@@ -19,6 +19,16 @@ _SPEC.loader.exec_module(stub)
 PROMPTS = [text[:40] for text in load_prompts()]
 
 
+def telling(send, state):
+    """`send` that lets the stub know how many requests come at once, so that it can wait for them all."""
+
+    def told(asks, *, concurrency, way="whole"):
+        state.expect(min(concurrency, len(asks)))
+        return send(asks, concurrency=concurrency, way=way)
+
+    return told
+
+
 @pytest.fixture
 def serve():
     """Starts stubs with the given faults; they are closed after the test."""
@@ -46,6 +56,7 @@ def open_session(serve):
         endpoint.detect()
         session = Session(endpoint, chosen, PROMPTS)
         session.stub = server.state
+        session.send = telling(session.send, server.state)
         return session
 
     yield start

@@ -18,6 +18,7 @@ from typing import Any
 Ask = dict[str, Any]
 VOCABULARY = 509
 BLOCK = 8
+_MEET = 4.0  # seconds in which the requests of a batch meet; less than the clients wait for an answer
 
 
 def encode(text: str) -> list[int]:
@@ -49,7 +50,7 @@ class Faults:
     hang_after: int | None = None  # requests answered before the server keeps silent
     repeat_every: int | None = None  # a token committed twice
     wrong_in_batch: bool = False
-    patience: float = 0.02  # seconds in which a request waits for others to run beside it
+    patience: float = 0.02  # seconds in which a request waits for others, where nobody told how many come
     near_ties_flip: bool = False
     ties_flip_in_batch: bool = False
     ignore_salt: bool = False
@@ -88,6 +89,8 @@ class State:
     lock: threading.Lock = field(default_factory=threading.Lock)
     answered: int = 0
     running: int = 0
+    together: int | None = None  # how many requests the client sends at once, where it has told
+    met: bool | None = None  # whether so many ran at once; None until that is known
     last_running: tuple[float, int] = (0.0, 0)
     scrapes: int = 0
     counters: dict[str, float] = field(default_factory=dict)
@@ -95,6 +98,10 @@ class State:
     flushes: int = 0
     closing: threading.Event = field(default_factory=threading.Event)
     requests: list[dict[str, Any]] = field(default_factory=list)
+
+    def expect(self, together: int) -> None:
+        """The requests from now on come `together` at once: the first of them wait for each other."""
+        self.together, self.met = together, None
 
 
 class Stub:
@@ -252,12 +259,18 @@ class _Handler(BaseHTTPRequestHandler):
         faults = self.state.faults
         if not (faults.wrong_in_batch or faults.ties_flip_in_batch or faults.batch_accepts):
             return False
-        event = threading.Event()
-        for _ in range(round(faults.patience / 0.004)):
-            if self.state.running > 1:
-                return True
-            event.wait(0.004)
-        return False
+        state = self.state
+        if state.together == 1:
+            return False
+        wanted = state.together or 2
+        end = time.monotonic() + (faults.patience if state.together is None else _MEET)
+        while state.met is None and state.running < wanted and time.monotonic() < end:
+            time.sleep(0.004)
+        if state.together is None:
+            return state.running > 1
+        if state.met is None:
+            state.met = state.running >= wanted
+        return state.met
 
     def _record(self, ask: Ask, tokens: list[int], *, many: bool) -> dict[str, int]:
         faults, state = self.state.faults, self.state

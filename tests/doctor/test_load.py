@@ -39,11 +39,11 @@ REDUCE = {"device": "cpu", "gpus": TWO, "groups": [[0, 1]], "sizes": [64, 4096],
 def program(tmp_path: Path) -> Any:
     """Makes a program that stands where the interpreter with torch is."""
 
-    def make(text: str) -> Way:
+    def make(text: str, silence: float = 20.0) -> Way:
         path = tmp_path / "python"
         path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
         path.chmod(0o755)
-        return Way(str(path), {"MARK": str(tmp_path)}, None, None, limit=5.0, silence=0.5)
+        return Way(str(path), {"MARK": str(tmp_path)}, None, None, limit=30.0, silence=silence)
 
     return make
 
@@ -141,7 +141,8 @@ def test_a_program_that_hangs_is_killed_with_what_it_began_and_the_step_is_named
     program: Any, tmp_path: Path
 ) -> None:
     way = program(
-        """echo '{"at": "copying to GPU 1"}'; trap '' TERM INT HUP; (setsid sleep 600 &); sleep 600"""
+        """echo '{"at": "copying to GPU 1"}'; trap '' TERM INT HUP; (setsid sleep 600 &); sleep 600""",
+        silence=1.0,
     )
     begun = time.monotonic()
     lines, ended = run.measure("copies", SMALL, way)
@@ -153,7 +154,7 @@ def test_a_program_that_hangs_is_killed_with_what_it_began_and_the_step_is_named
 
 def test_a_program_that_goes_on_for_too_long_is_killed(program: Any, tmp_path: Path) -> None:
     way = program("""while :; do echo '{"at": "x"}'; sleep 0.2; done""")
-    ended = run.measure("copies", SMALL, Way(way.python, way.environment, limit=1.0, silence=0.9))[1]
+    ended = run.measure("copies", SMALL, Way(way.python, way.environment, limit=1.0, silence=20.0))[1]
     assert ended.end == "slow"
     assert left_of(tmp_path) == []
 

@@ -31,15 +31,17 @@ def test_one_hosts_failure_is_no_others() -> None:
 
 
 def test_no_more_hosts_than_the_limit_work_at_the_same_time() -> None:
-    running, most, guard = 0, 0, threading.Lock()
+    running, most, changed = 0, 0, threading.Condition()
 
     def work(_: str) -> None:
         nonlocal running, most
-        with guard:
+        with changed:
             running += 1
             most = max(most, running)
-        time.sleep(0.05)
-        with guard:
+            changed.notify_all()
+            changed.wait_for(lambda: most >= 3, 10)
+        time.sleep(0.05)  # in which a fourth would come
+        with changed:
             running -= 1
 
     at_once([str(number) for number in range(8)], work, limit=3)

@@ -55,18 +55,20 @@ def test_a_first_deploy_that_is_being_prepared_is_told(service):
 
 def test_a_first_deploy_tells_its_step_and_since_when(service, monkeypatch):
     first = service.stage("one", "--load", "1.5")
-    monkeypatch.setattr("toolkit.release.controller._spawn", lambda folder, *, recover: None)
-    folder = begin(service.layout, service.name, request("deploy", first))
-    monkeypatch.undo()
-    flock = service.host.lock.hold_transaction()
-    steps = Steps(folder, lambda since: [])
-    with steps.step("preflight", "checking the release"):
-        words = told(service)
-        assert words["state"].startswith("deploying since 20")
-        assert re.fullmatch(
-            r"first deploy by ann@desk since .*Z \(0 s\), for 0 s at step preflight \(checking the release\)",
-            words["under way"],
-        )
+    now = time.time()
+    with monkeypatch.context() as patched:
+        patched.setattr("toolkit.release.controller._spawn", lambda folder, *, recover: None)
+        patched.setattr(time, "time", lambda: now)
+        folder = begin(service.layout, service.name, request("deploy", first))
+        flock = service.host.lock.hold_transaction()
+        steps = Steps(folder, lambda since: [])
+        with steps.step("preflight", "checking the release"):
+            words = told(service)
+    assert words["state"].startswith("deploying since 20")
+    assert re.fullmatch(
+        r"first deploy by ann@desk since .*Z \(0 s\), for 0 s at step preflight \(checking the release\)",
+        words["under way"],
+    )
     os.close(flock)
     assert told(service)["last change"].startswith(
         "deploy by ann@desk was interrupted at step preflight; the"

@@ -77,10 +77,12 @@ def test_new_deploy_cancels_it_and_falls_back_to_its_base(trial):
 
 def test_dead_timer_is_started_again_by_the_next_command(trial):
     service, first, second = trial
-    change(service, "experiment", second, first, experiment_seconds=2.0)
-    os.kill(read_experiment(service.paths).timer["pid"], signal.SIGKILL)
-    wait_until(lambda: not read_experiment(service.paths).timed)
-    assert status(service.layout, service.name).experiment["timed"] is False
+    asked = request("experiment", second, first, experiment_seconds=1.0)
+    with hold(service.layout, service.name, "experiment"):  # in which it does not return
+        list(follow(begin(service.layout, service.name, asked)))
+        os.kill(read_experiment(service.paths).timer["pid"], signal.SIGKILL)
+        wait_until(lambda: not read_experiment(service.paths).timed)
+        assert status(service.layout, service.name).experiment["timed"] is False
     with hold(service.layout, service.name, "next"):
         assert read_experiment(service.paths).timed
         time.sleep(0.1)
@@ -101,8 +103,9 @@ def test_waits_while_someone_else_is_at_work(trial):
 
 def test_stopped_service_stays_stopped_at_expiry(trial):
     service, first, second = trial
-    change(service, "experiment", second, first, experiment_seconds=2.0)
-    change(service, "stop")
+    with hold(service.layout, service.name, "experiment"):  # in which it does not return
+        for asked in (request("experiment", second, first, experiment_seconds=0.5), request("stop")):
+            list(follow(begin(service.layout, service.name, asked)))
     wait_until(lambda: history.read(service.paths)[-1].kind == "return", 25)
     assert service.host.store.current() == first
     assert service.mark() is None

@@ -10,6 +10,7 @@ import threading
 import time
 
 import pytest
+from stub_service import wait_until
 
 from toolkit.errors import ConfigError, LockedError
 from toolkit.release import lock as lock_module
@@ -36,12 +37,14 @@ def another_process(service, command="deploy profile stub"):
     return process
 
 
-def test_says_who_since_when_and_how_to_release(service, lock):
+def test_says_who_since_when_and_how_to_release(service, lock, monkeypatch):
     with another_process(service) as other:
-        with pytest.raises(LockedError) as caught, lock.hold("swap"):
-            pass
-        assert caught.value.exit_code == 3
         holder = lock.holder()
+        with monkeypatch.context() as clock:
+            clock.setattr(time, "time", lambda: holder.since + 0.9)
+            with pytest.raises(LockedError) as caught, lock.hold("swap"):
+                pass
+        assert caught.value.exit_code == 3
         assert f"pid {other.pid}" in caught.value.message
         assert re.search(r" since \S+ \S+Z \(0 s\): deploy profile stub", caught.value.message)
         assert f"ddtoolkit lock release {holder.token} --service stub" in caught.value.hint
@@ -115,8 +118,7 @@ def test_heartbeat_is_kept_up(lock, service, monkeypatch):
     monkeypatch.setattr(lock_module, "HEARTBEAT", 0.05)
     with lock.hold("swap"):
         os.utime(service.paths.lock, (1, 1))
-        time.sleep(0.4)
-        assert time.time() - service.paths.lock.stat().st_mtime < 5
+        wait_until(lambda: time.time() - service.paths.lock.stat().st_mtime < 5)
 
 
 def test_release_needs_the_token(lock):
@@ -190,8 +192,8 @@ def test_only_one_of_many_gets_it(lock):
         barrier.wait()
         try:
             with lock.hold("x"):
+                wait_until(lambda: len(got) == 7)
                 got.append(True)
-                time.sleep(0.3)
         except LockedError:
             got.append(False)
 

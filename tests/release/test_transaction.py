@@ -117,10 +117,10 @@ def test_unit_that_exits_at_once_fails_with_its_last_lines(base):
 
 def test_load_timeout_is_the_units(base):
     service, first = base
-    second = service.stage("two", "--load", "60", load_timeout=0.8)
+    second = service.stage("two", "--load", "60", load_timeout=2.0)
     outcome, _ = change(service, "deploy", second, first)
     assert outcome.status == "rolled_back"
-    assert "no token within the load timeout of 0.8 s; last: /generate answered 503" in outcome.message
+    assert "no token within the load timeout of 2 s; last: /generate answered 503" in outcome.message
     assert "load_timeout" in outcome.hint
 
 
@@ -192,7 +192,7 @@ def test_busy_port_of_another_release_is_refused_before_anything(base):
 
 def test_a_server_that_took_the_port_meanwhile_is_not_taken_for_the_release(service):
     """It was free when it was looked at; both may bind it before one listens, and the other one answers."""
-    release = service.stage("one", "--bind-after", "2.0")
+    release = service.stage("one", "--bind-after", "60")
     other = []
 
     def take():
@@ -215,9 +215,12 @@ def test_a_server_that_took_the_port_meanwhile_is_not_taken_for_the_release(serv
 
 
 def test_a_server_that_was_started_again_while_it_was_judged_is_refused(service):
-    release = service.stage("one", "--exit-after", "1.0")
-    waits = Acceptance(("/bin/sh", "-c", 'sleep 1.5; echo "{}" > "$4"', "sh"), {}, 10.0)
-    outcome, _ = change(service, "deploy", release, acceptance=waits)
+    file = service.layout.root / "exit"
+    release = service.stage("one", "--exit-when", str(file))
+    ends_it = f'touch {file}; while [ -e {file} ]; do sleep 0.05; done; sleep 0.5; echo "{{}}" > "$4"'
+    outcome, _ = change(
+        service, "deploy", release, acceptance=Acceptance(("/bin/sh", "-c", ends_it, "sh"), {}, 10.0)
+    )
     assert outcome.status == "first_failed"
     assert "the server ended with status 9 while it was judged" in outcome.message
 

@@ -22,6 +22,7 @@ parser.add_argument(
 parser.add_argument("--bind-after", type=float, default=0.0, help="seconds until it takes its port")
 parser.add_argument("--exit-at-once", type=int, help="status to end with")
 parser.add_argument("--exit-after", type=float, help="seconds until it ends with status 9")
+parser.add_argument("--exit-when", help="file that is removed when it comes; then it ends with status 9")
 parser.add_argument("--die-after", type=int, help="requests answered before it is killed by SIGABRT")
 parser.add_argument("--hang-after", type=int, help="requests answered before it answers no more")
 parser.add_argument("--ignore-term", action="store_true")
@@ -47,6 +48,17 @@ if options.grandchild:
     print(f"grandchild {child.pid}", flush=True)
 if options.exit_after is not None:
     threading.Timer(options.exit_after, lambda: os._exit(9)).start()
+
+
+def exit_when(path):
+    while not os.path.exists(path):  # noqa: PTH110
+        time.sleep(0.02)
+    os.remove(path)  # noqa: PTH107
+    os._exit(9)
+
+
+if options.exit_when is not None:
+    threading.Thread(target=exit_when, args=(options.exit_when,), daemon=True).start()
 
 key = None
 if options.config:

@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import re
 import threading
 import time
 from typing import ClassVar
@@ -74,22 +75,27 @@ def test_never_ready_ends_in_time_with_the_last_answer(server):
     Answers.script = [(503, {"error": "loading"})]
     begin = time.monotonic()
     with pytest.raises(
-        NotReadyError, match=r"no token within the load timeout of 0\.3 s; last: /generate answered 503"
+        NotReadyError, match=r"no token within the load timeout of 1 s; last: /generate answered 503"
     ):
-        wait_ready(server, 0.3, ended=ALIVE, poll=0.02)
+        wait_ready(server, 1.0, ended=ALIVE, poll=0.02)
     assert time.monotonic() - begin < 3
 
 
 def test_a_request_that_the_end_cuts_short_hides_no_answer(server):
     Answers.script = [(503, {"error": "loading"}), (200, None)]
-    with pytest.raises(NotReadyError, match=r"load timeout of 0\.5 s; last: /generate answered 503"):
-        wait_ready(server, 0.5, ended=ALIVE, poll=0.02)
+    with pytest.raises(NotReadyError, match=r"load timeout of 1 s; last: /generate answered 503"):
+        wait_ready(server, 1.0, ended=ALIVE, poll=0.02)
 
 
 def test_a_server_that_falls_silent_is_told(server):
     Answers.script = [(503, {"error": "loading"}), (200, None)]
-    with pytest.raises(NotReadyError, match=r"last: /generate answered 503 .*, then no answer for [12] s$"):
-        wait_ready(server, 1.5, ended=ALIVE, poll=0.02)
+    begin = time.monotonic()
+    with pytest.raises(
+        NotReadyError, match=r"last: /generate answered 503 .*, then no answer for "
+    ) as caught:
+        wait_ready(server, 2.2, ended=ALIVE, poll=0.02)
+    silent = int(re.search(r"for (\d+) s$", caught.value.message)[1])
+    assert 1 <= silent <= round(time.monotonic() - begin)
 
 
 def test_hanging_request_does_not_outlast_the_timeout(server):

@@ -195,9 +195,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             data = data[: faults.cut_after]
         while data:
             piece, data = data[: 1 << 16], data[1 << 16 :]
-            self.wfile.write(piece)
-            with self.server.guard:
+            with self.server.guard:  # before it can have arrived
                 self.server.sent += len(piece) * (name != "SHA256SUMS")
+            self.wfile.write(piece)
             self.server.bucket.take(len(piece), threading.Event())
             if faults.slow:
                 threading.Event().wait(faults.slow)
