@@ -52,6 +52,11 @@ options:
     type: list
     elements: str
     default: []
+  files:
+    description: Files to look for. Each call of a module costs a quarter of a second.
+    type: list
+    elements: str
+    default: []
 author: ddtoolkit
 attributes:
   check_mode:
@@ -122,6 +127,11 @@ loaded:
   description: Version of the loaded module; empty without one.
   returned: always
   type: str
+files:
+  description: Which of the files that were asked for are there.
+  returned: always
+  type: list
+  elements: str
 reboot:
   description: Why a reboot is needed, a line each.
   returned: always
@@ -368,7 +378,7 @@ class Host:
 
 def main() -> None:
     """Run the module."""
-    lists = ("driver_packages", "fabric_packages", "packages", "kernel_arguments", "module_options")
+    lists = ("driver_packages", "fabric_packages", "packages", "kernel_arguments", "module_options", "files")
     spec = {name: {"type": "list", "elements": "str", "default": []} for name in lists}
     spec["driver_packages"] = {"type": "list", "elements": "str", "required": True}
     spec |= {"branch": {"type": "int", "required": True}, "min_driver": {"type": "str", "default": ""}}
@@ -396,6 +406,7 @@ def main() -> None:
         stale=list(host.stale()),
         driver=host.installed_driver(),
         loaded=host.loaded,
+        files=[path for path in module.params["files"] if Path(path).exists()],
         reboot=reboot,
         steps=host.steps,
     )
