@@ -15,6 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
+from toolkit.layout import Layout
+from toolkit.release.view import status
+
 PROGRAM = Path(sys.executable).with_name("ddtoolkit")
 
 
@@ -65,12 +68,12 @@ class Site:
         return shown
 
     def wait_for(self, condition: Any, seconds: float = 60.0) -> dict[str, Any]:
-        """The first status that meets the condition."""
-        until = time.monotonic() + seconds
+        """The first status that meets the condition; the command would take a hundred times as long."""
+        layout, until = Layout(self.home / "service"), time.monotonic() + seconds
         while time.monotonic() < until:
-            if condition(shown := self.status):
+            if condition(shown := status(layout, "local").to_json()):
                 return shown
-            time.sleep(0.3)
+            time.sleep(0.1)
         raise AssertionError(f"never came: {shown}")
 
     def generate(self, **sampling: Any) -> dict[str, Any]:
