@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.testing import patch_module_args
 
-from toolkit.resources import bundled
+from tests.provision.modules import answer_of
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files to root")
 
@@ -23,18 +20,9 @@ TEXT = "options nvidia {{ 6 * 7 }} é\n"
 @pytest.fixture
 def wrote(capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
     """What the module answers on this machine."""
-    path = bundled("playbooks") / "roles" / "gpu_host" / "library" / "files.py"
-    spec = importlib.util.spec_from_file_location("files_module", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
 
     def run(*files: dict[str, str], check: bool = False) -> dict[str, Any]:
-        arguments = {"files": list(files), "_ansible_check_mode": check}
-        with patch_module_args(arguments), pytest.raises(SystemExit):
-            module.main()
-        return json.loads(capsys.readouterr().out)
+        return answer_of(capsys, "gpu_host", "files", {"files": list(files), "_ansible_check_mode": check})
 
     return run
 
