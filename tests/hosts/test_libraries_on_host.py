@@ -26,6 +26,7 @@ HOLD = f"""
 import fcntl, os, pathlib, time
 folder = pathlib.Path("/opt/ddtoolkit/envs"); folder.mkdir(parents=True, exist_ok=True)
 file = open(folder / ".{FOLDER}.lock", "w"); fcntl.flock(file, fcntl.LOCK_EX)
+pathlib.Path("/srv/held").touch()
 while not os.path.exists("/srv/let-go"): time.sleep(0.05)
 """
 RUN = f"PYTHONPATH={TOOL} exec python3 -P -m toolkit.build.libraries embedded --wheelhouse /srv/none"
@@ -44,9 +45,17 @@ def wait_for(host: Host, state: str) -> None:
         time.sleep(0.2)
 
 
+def wait_until(host: Host, test: str) -> None:
+    """Until a shell's test on the host is true."""
+    end = time.monotonic() + 30
+    while host.root(["sh", "-c", test], check=False).returncode != 0:
+        assert time.monotonic() < end, f"it never came to: {test}"
+        time.sleep(0.1)
+
+
 def test_it_goes_on_without_its_watcher_and_the_next_one_sees_its_end(tool: Host) -> None:
     tool.root(["sh", "-c", f"setsid python3 -c {shlex.quote(HOLD)} >/dev/null 2>&1 &"])
-    time.sleep(0.5)
+    wait_until(tool, "test -e /srv/held")
     tool.root(["sh", "-c", f"setsid sh -c {shlex.quote(RUN)} >/dev/null 2>&1 & echo $! >/srv/watcher"])
     wait_for(tool, "active")
     first = tool.root(["systemctl", "show", "--property=InvocationID", "--value", UNIT]).stdout
@@ -55,11 +64,11 @@ def test_it_goes_on_without_its_watcher_and_the_next_one_sees_its_end(tool: Host
 
     second = f"{{ sh -c {shlex.quote(RUN)} >/srv/said 2>&1; echo $? >/srv/status; }} >/dev/null 2>&1 &"
     tool.root(["sh", "-c", f"setsid sh -c {shlex.quote(second)}"])
-    time.sleep(1.0)
+    wait_until(tool, "grep -q 'under way' /srv/said")
     assert tool.root(["systemctl", "show", "--property=InvocationID", "--value", UNIT]).stdout == first
     tool.root(["touch", "/srv/let-go"])
     wait_for(tool, "inactive")
-    time.sleep(0.5)
+    wait_until(tool, "test -s /srv/status")
     lines = [json.loads(line) for line in tool.root(["cat", "/srv/said"]).stdout.splitlines()]
     assert any("another build of it is under way" in line.get("line", "") for line in lines)
     assert "no wheelhouse /srv/none on this host" in lines[-1]["error"]

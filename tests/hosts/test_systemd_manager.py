@@ -207,7 +207,7 @@ def test_restarts_end_at_the_limit_and_a_start_begins_anew(box):
     found = call(
         box,
         """
-release = stage("one", "--exit-after", "0.3", restart=RestartPolicy(delay=0.1, burst=3, interval=30.0))
+release = stage("one", "--exit-after", "0.8", restart=RestartPolicy(delay=0.1, burst=3, interval=30.0))
 states = []
 for _ in range(2):
     manager.start(release.path)
