@@ -134,13 +134,33 @@ answer(service.mark())
     assert enabled(box)
 
 
-def test_a_refused_first_release_is_not_started_at_boot(box):
+UNIT_FILE = "/etc/systemd/system/ddtoolkit-stub.service"
+
+
+def test_a_refused_first_release_leaves_no_unit(box):
     reset(box)
-    status = call(box, 'answer(change(service, "deploy", stage("bad"), acceptance=REFUSES)[0].status)')
-    assert status == "first_failed"
-    assert not enabled(box)
+    refused = """
+outcome, _ = change(service, "deploy", stage("bad"), acceptance=REFUSES)
+answer([outcome.status, manager.status().state])
+"""
+    assert call(box, refused) == ["first_failed", "stopped"]
+    assert not box.path(UNIT_FILE).exists()
+    known = box.root(["systemctl", "list-units", "--all", "--no-legend", "ddtoolkit-stub.service"])
+    assert known.stdout == ""
     box.reboot()
     assert call(box, "time.sleep(1); answer(service.mark())") is None
+    assert call(box, 'answer(change(service, "deploy", stage("good"))[0].status)') == "committed"
+    assert enabled(box)
+
+
+def test_a_first_deploy_that_a_power_cut_interrupts_leaves_no_unit(box):
+    reset(box)
+    call(box, BEGIN)
+    wait_for_step(box, "ready")
+    assert box.path(UNIT_FILE).exists()
+    box.power_cut()
+    assert outcome(box)[0] == "first_failed"
+    assert not box.path(UNIT_FILE).exists()
 
 
 def test_a_refused_release_leaves_the_base_serving_and_enabled(box):

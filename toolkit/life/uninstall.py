@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pwd
 import secrets
 import shutil
@@ -169,14 +168,9 @@ def _remove_service(host: ServiceHost, done: Removal, *, purge: bool) -> None:
 
 
 def _remove_unit(unit: str, done: Removal) -> None:
-    path = unit_files.path_of(unit)
-    if not os.path.lexists(path):
+    if not unit_files.uninstall(unit):
         return
-    unit_files.disable(unit)
-    path.unlink()
-    systemctl("daemon-reload")
-    systemctl("reset-failed", unit)
-    done.removed.append(str(path))
+    done.removed.append(str(unit_files.path_of(unit)))
     for drop_in in unit_files.drop_ins(unit):
         done.kept.append(f"{drop_in}: not made by ddtoolkit")
 

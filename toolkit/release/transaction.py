@@ -219,15 +219,17 @@ class Transaction:
         return self._end("rolled_back", f"{reason}; {base} serves again", reason=reason, hint=hint)
 
     def _undo_first(self, reason: str, hint: str | None) -> Outcome:
-        message = f"{reason}; there is no earlier release, the service is stopped"
+        message, stopped = f"{reason}; there is no earlier release, the service is stopped", True
         try:
             with self._steps.step("stop_new", "stopping the new release") as data:
                 self._stop(data)
         except StepFailedError as failure:
-            message = f"{reason}; there is no earlier release, and {failure.reason}"
+            message, stopped = f"{reason}; there is no earlier release, and {failure.reason}", False
             hint = failure.hint
         with self._steps.attempt("switch_back", "no release is current"):
             self._store.switch(None)
+            if stopped:  # else systemd goes on knowing what still runs
+                self._host.manager(self._serving_unit()).uninstall()
         return self._end("first_failed", message, reason=reason, hint=hint)
 
     def _return_to(self, base: str) -> None:

@@ -155,6 +155,13 @@ class ServiceManager(Protocol):
             ToolkitError: it cannot be put in place.
         """
 
+    def uninstall(self) -> None:
+        """Take away what `install` and `start` put in place of a service that does not run.
+
+        Raises:
+            ToolkitError: it cannot be removed.
+        """
+
     def start(self, release: Path) -> None:
         """Start the unit of the release in folder `release`; returns once the process exists.
 

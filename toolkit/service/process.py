@@ -63,6 +63,9 @@ class ProcessManager:
     def install(self, release: Path) -> None:
         """Nothing but this tool starts it."""
 
+    def uninstall(self) -> None:
+        """Nothing but this tool starts it."""
+
     def start(self, release: Path) -> None:
         """Start the unit of the release in folder `release`.
 

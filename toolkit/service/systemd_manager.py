@@ -73,6 +73,14 @@ class SystemdManager:
         """
         unit_files.install(self._unit, self._text(read_unit(release)))
 
+    def uninstall(self) -> None:
+        """Remove the unit, and have systemd forget it.
+
+        Raises:
+            ToolkitError: it cannot be removed, or systemd refuses.
+        """
+        unit_files.uninstall(self._unit)
+
     def start(self, release: Path) -> None:
         """Start the unit of the release in folder `release`; returns once its program is executed.
 

@@ -67,6 +67,25 @@ def install(unit: str, text: str, *, at_boot: bool = False) -> None:
         enable(unit)
 
 
+def uninstall(unit: str) -> bool:
+    """Remove the file of `unit`, and have systemd forget it; whether there was one. Drop-ins stay.
+
+    Raises:
+        ToolkitError: it cannot be removed, or systemd refuses.
+    """
+    path = path_of(unit)
+    if not os.path.lexists(path):
+        return False
+    disable(unit)
+    try:
+        path.unlink()
+    except OSError as error:
+        raise ToolkitError(f"{path}: cannot remove the unit: {error.strerror}") from error
+    require("daemon-reload")
+    systemctl("reset-failed", unit)  # it fails where there is nothing to reset
+    return True
+
+
 def enabled(unit: str) -> bool:
     """Whether `unit` is started at boot; False also where systemd does not answer."""
     with contextlib.suppress(ToolkitError):
