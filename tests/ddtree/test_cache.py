@@ -59,9 +59,9 @@ def test_slots_move_and_clear():
     cache.reserve(3, 8)
     cache.restore(2, torch.ones(2, 6, 4, 4))
     cache.move_slot(2, 0, 6)
-    cache.clear(2)
+    cache.clear(2, 4)
     assert cache.save(0, 8)[:, :, 0, 0].tolist() == [[1.0] * 6 + [0.0] * 2] * 2
-    assert not cache.save(2, 8).any()
+    assert cache.save(2, 8)[:, :, 0, 0].tolist() == [[0.0] * 4 + [1.0] * 2 + [0.0] * 2] * 2
 
 
 def prefix(*tokens):

@@ -226,6 +226,26 @@ def test_request_whose_logits_are_no_numbers_ends_alone(lucky_pair, mode):
     assert late["a2"].told == expected["a"]
 
 
+@pytest.mark.parametrize("mode", Algorithm)
+def test_a_free_slot_holds_zeros_whatever_ran_there(lucky_pair, mode):
+    """Requests of unequal lengths, some from the prefix cache and one taken out, that end in any order."""
+    engine = build_engine(lucky_pair, mode, max_running_requests=3, prefix_cache_tokens=64)
+    waits = [request(f"r{i}", PROMPT[: 1 + i % 7] * (1 + i), max_new_tokens=3 * (i % 4)) for i in range(9)]
+    occupied = 0
+    for r in [*waits, *(replace(r, rid=f"{r.rid} again") for r in waits)]:
+        engine.add(r)
+    while engine.has_work:
+        engine.step()
+        engine.abort("r7")
+        running = len(engine._running)
+        for cache in engine.models._caches:
+            occupied = max(occupied, cache._data.shape[1])
+            assert not cache._data[:, running:].any()
+            assert all(layer.any() for slot in cache._data[:, :running].unbind(1) for layer in slot)
+    assert occupied == 3
+    assert engine.stats.cached_tokens
+
+
 def test_prefill_whose_logits_are_no_numbers_ends_that_request(lucky_pair, monkeypatch):
     engine = build_engine(lucky_pair)
     monkeypatch.setattr(Qwen3Target, "logits", lambda self, hidden: torch.full((len(hidden), 16), math.nan))

@@ -71,9 +71,9 @@ class SlotCache:
         """Copy the first `rows` rows of one slot over another's."""
         self._data[:, destination, :rows] = self._data[:, source, :rows]
 
-    def clear(self, slot: int) -> None:
-        """Fill a slot with zeros."""
-        self._data[:, slot].zero_()
+    def clear(self, slot: int, rows: int) -> None:
+        """Fill the first `rows` rows of a slot with zeros."""
+        self._data[:, slot, :rows].zero_()
 
     def save(self, slot: int, rows: int) -> Tensor:
         """A copy of the first rows of a slot: [layers, rows, 2 * kv heads, dim]."""

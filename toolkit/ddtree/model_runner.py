@@ -96,6 +96,8 @@ class ModelRunner:
         requests, count = len(lengths), offsets.shape[1]
         visible = max(lengths) + count
         self.reserve(first + requests, visible)
+        for slot, length in enumerate(lengths, first):
+            self._written[slot] = max(self._written[slot], length + count)
         capacity = self._target_cache.capacity
         mask = None
         if requests == 1:
@@ -222,6 +224,7 @@ class ModelRunner:
         """Make room in all caches alike, so that a row has the same number in each."""
         for cache in self._caches:
             cache.reserve(slots, rows)
+        self._written += [0] * (slots - len(self._written))
 
     def save(self, slot: int, rows: int) -> tuple[Tensor, ...]:
         """Copies of the first rows of a slot, one a cache."""
@@ -230,6 +233,7 @@ class ModelRunner:
     def restore(self, slot: int, saved: Sequence[Tensor], rows: int) -> None:
         """Write the first of saved rows to a slot."""
         self.reserve(slot + 1, rows)
+        self._written[slot] = max(self._written[slot], rows)
         for cache, stored in zip(self._caches, saved, strict=True):
             cache.restore(slot, stored[:, :rows])
 
@@ -245,12 +249,15 @@ class ModelRunner:
             rows: committed rows of the last slot.
         """
         for cache in self._caches:
-            cache.clear(slot)
+            cache.clear(slot, self._written[slot])
             if slot != last:
                 cache.move_slot(last, slot, rows)
-                cache.clear(last)
+                cache.clear(last, self._written[last])
+        self._written[slot] = rows
+        self._written[last] = 0
 
     def _start_empty(self) -> None:
+        self._written: list[int] = []  # rows of each slot that may hold something else than zeros
         self._target_cache = self.target.new_cache()
         self._caches = [self._target_cache]
         if self.drafter is not None:
