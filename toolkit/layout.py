@@ -6,6 +6,7 @@ one, for use without root rights, everything lies below it.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,3 +124,9 @@ class Layout:
             log=self.logs / f"{name}.log",
             cache=self.caches / name,
         )
+
+
+def records() -> Path:
+    """Where this user's services are on record, wherever they lie (XDG Base Directory Specification)."""
+    home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(home).expanduser() / "ddtoolkit" / "services"

@@ -9,9 +9,10 @@ from changes import change
 from stub_service import ACCEPTS, StubService
 
 from toolkit.errors import ConfigError, LockedError, ToolkitError
-from toolkit.life.alone import alone
+from toolkit.layout import records
 from toolkit.life.uninstall import uninstall
 from toolkit.release import control, history
+from toolkit.release.claims import claim, removal
 from toolkit.release.controller import hold
 from toolkit.release.locate import Deployed, deployed_services, find_removable, remember
 
@@ -147,7 +148,7 @@ def test_what_is_wrong_with_another_service_is_told_and_ends_nothing(service, de
 
 def test_two_removals_take_turns(service, deployed):
     begun: list[int] = []
-    with alone(service.layout, "other", 0.0):
+    with removal("other", 0.0):
         begin = time.monotonic()
         with pytest.raises(LockedError, match="stub: a service is being removed on this machine") as caught:
             uninstall(deployed, purge=True, wait=0.5, on_begun=lambda: begun.append(1))
@@ -156,3 +157,55 @@ def test_two_removals_take_turns(service, deployed):
     assert (service.mark(), begun) == ("one", [])
     uninstall(deployed, purge=True, wait=0.0, on_begun=lambda: begun.append(1))
     assert begun == [1]
+
+
+def claimed(service, name):
+    """A process that is about to deploy a service for the first time, until its input is closed."""
+    text = f"""
+import sys
+from toolkit.life.uninstall import Layout
+from toolkit.release.controller import reserve
+from pathlib import Path
+with reserve(Layout(Path({str(service.layout.root)!r})), {name!r}, "deploy profile {name}", deploys=True):
+    print("claimed", flush=True)
+    sys.stdin.read()
+"""
+    command = [sys.executable, "-c", text]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "claimed\n"
+    return process
+
+
+def test_a_purge_leaves_what_services_share_to_a_first_deploy(service, deployed):
+    with claimed(service, "other"):
+        done = uninstall(deployed, purge=True, wait=0.0)
+    assert service.layout.services.is_dir()
+    assert service.layout.state.is_dir()
+    assert not service.paths.state.exists()
+    (line,) = (line for line in done.kept if "share" in line)
+    assert line.startswith("what services share: other (deploy profile other by ")
+    assert line.endswith(") is under way")
+
+
+def test_a_first_deploy_waits_for_the_end_of_a_removal(service, deployed):
+    told = []
+    with removal(service.name, 0.0):
+        with pytest.raises(LockedError, match="other: a service is being removed on this machine just now"):
+            claim(service.layout, "other", "deploy", wait=0.3, on_wait=told.append).__enter__()
+        assert "waiting for it, 1 s at most" in told[0]
+    with claim(service.layout, "other", "deploy"):
+        pass
+
+
+def test_a_service_is_not_removed_while_its_first_deploy_makes_it(service, deployed):
+    with claimed(service, "other"):
+        other = StubService(service.layout.root, "other")
+        other.stage("two")
+        found = Deployed(other.name, other.layout)
+        with pytest.raises(LockedError, match=r"other is locked by .*: deploy profile other"):
+            uninstall(found, purge=True, wait=0.0)
+        assert other.paths.releases.is_dir()
+    uninstall(found, purge=True, wait=0.0)
+    uninstall(deployed, purge=True, wait=0.0)
+    assert left(service) == []
+    assert not records().exists()

@@ -113,6 +113,7 @@ def deploy_profile(
         wait=lock_wait,
         on_event=watcher.event,
         on_wait=watcher.waiting,
+        deploys=True,
     ):
         prepared = prepare(resolved)
         told = prepared.plan.to_json()

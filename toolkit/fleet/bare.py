@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from toolkit.build.environment import Environment
@@ -88,6 +89,7 @@ def equip(
     tell: TellHost,
     *,
     command: str,
+    wait: float,
     limit: int,
 ) -> list[HostResult]:
     """Install the libraries on the bare hosts and let their own agents plan the rest.
@@ -99,6 +101,7 @@ def equip(
         plans: the plans of all hosts.
         tell: told of the progress.
         command: what is done, for the lock.
+        wait: seconds to wait for the lock.
         limit: hosts at the same time.
     """
     planned = {item.host: item.value for item in plans if item.value and item.value.get("bare")}
@@ -109,7 +112,8 @@ def equip(
         tell(name, {"step": ["libraries", _from_where(planned[name]) or bare.libraries]})
         _install(bare, connections, name, tell)
         connections.settle(name, bare.python)
-        connections.reserve(name, args["profile"]["name"], command, wait=0.0)
+        profile, heard = args["profile"], partial(tell, name)
+        connections.reserve(name, profile["name"], command, wait=wait, tell=heard, profile=profile)
         return connections.call(name, "plan", args)
 
     found = {item.host: item for item in at_once(list(planned), one, limit=limit)}

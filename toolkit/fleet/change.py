@@ -25,6 +25,7 @@ def lock_all(
     wait: float,
     limit: int,
     tell: TellHost | None = None,
+    profile: dict[str, Any] | None = None,
 ) -> list[HostResult]:
     """Take a service's lock on all hosts that can be reached, or on none.
 
@@ -36,6 +37,7 @@ def lock_all(
         wait: seconds to wait for each lock.
         limit: hosts that are connected to at the same time.
         tell: told who is waited for, and how long yet.
+        profile: what is to be deployed, if that is what is done.
 
     Returns:
         A result for each host that must not be touched; those that cannot be reached keep no other one back.
@@ -48,7 +50,7 @@ def lock_all(
             if (error := opened[name]) is not None:
                 raise error
             heard = None if tell is None else partial(tell, name)
-            connections.reserve(name, service, command, wait=wait, tell=heard)
+            connections.reserve(name, service, command, wait=wait, tell=heard, profile=profile)
         except (UnreachableError, NotReadyError) as error:
             out.append(HostResult(name, error=error))
         except ToolkitError as error:

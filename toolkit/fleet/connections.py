@@ -101,14 +101,29 @@ class Connections:
         return False
 
     def reserve(
-        self, name: str, service: str, command: str, *, wait: float, tell: Tell | None = None
+        self,
+        name: str,
+        service: str,
+        command: str,
+        *,
+        wait: float,
+        tell: Tell | None = None,
+        profile: dict[str, Any] | None = None,
     ) -> None:
-        """Take the service's lock on a host, until its agent ends; `tell` hears who is waited for.
+        """Take the service's lock on a host, until its agent ends.
+
+        Args:
+            name: the host.
+            service: name of the service.
+            command: what is done, shown to whoever finds it locked.
+            wait: seconds to wait for another holder.
+            tell: hears who is waited for.
+            profile: what is to be deployed: nobody else deploys it for the first time meanwhile.
 
         Raises:
             LockedError: someone else holds it.
         """
-        args = {"service": service, "command": command, "lock_wait": wait}
+        args = {"service": service, "command": command, "lock_wait": wait, "profile": profile}
         self._before[name] = self.call(name, "reserve", args, tell)["transaction"]
 
     def _resume(self, name: str, service: str, tell: Tell, last: Callable[[], dict[str, Any] | None]) -> Any:

@@ -48,6 +48,7 @@ from toolkit.release.locate import (
     deployed_services,
     find_removable,
     find_service,
+    layout_of,
     recorded_services,
 )
 from toolkit.release.request import Outcome, read_request
@@ -320,22 +321,33 @@ def preflight(args: Args, send: Send) -> dict[str, Any]:
 
 
 def reserve(args: Args, send: Send) -> dict[str, Any]:
-    """Take a service's lock and keep it until the agent ends, so that many hosts are locked all or none."""
+    """Take a service's lock and keep it until the agent ends, so that many hosts are locked all or none.
+
+    With `profile`, which is to be deployed, also where nothing of it is there yet.
+    """
     _identify(args)
-    name = args["service"]
-    for service in deployed_services():
-        if service.name == name:
-            held = controller.reserve(
-                service.layout,
-                name,
-                args["command"],
-                wait=args["lock_wait"],
-                on_event=_watcher(send).event,
-                on_wait=_watcher(send).waiting,
-            )
-            RESERVED.enter_context(held)
-            return {"service": name, "transaction": _last(ServiceHost(service.layout, name))}
-    return {"service": name, "transaction": None}
+    name, profile = args["service"], args.get("profile")
+    layout = next((service.layout for service in deployed_services() if service.name == name), None)
+    if layout is None:
+        if profile is None:
+            return {"service": name, "transaction": None}
+        layout = layout_of(profile_from_data(profile))
+    held = controller.reserve(
+        layout,
+        name,
+        args["command"],
+        wait=args["lock_wait"],
+        on_event=_watcher(send).event,
+        on_wait=_watcher(send).waiting,
+        deploys=profile is not None,
+    )
+    RESERVED.enter_context(held)
+    if not Path(toolkit.__file__).is_file():
+        raise ToolkitError(
+            "the toolkit was removed on this host, with its last service, just when this began",
+            hint="run the same command again",
+        )
+    return {"service": name, "transaction": _last(ServiceHost(layout, name))}
 
 
 def follow(args: Args, send: Send) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from toolkit.errors import ToolkitError
 from toolkit.layout import TOOL, Layout
 from toolkit.life.removing import remove_path
 from toolkit.life.system import give_back
+from toolkit.release.claims import claims
 from toolkit.service.systemctl import systemctl
 
 MODULE = "toolkit.life.begun"
@@ -45,6 +46,11 @@ def purge(layout: Layout) -> tuple[list[str], list[str]]:
         raise ToolkitError(
             f"{found[0]} is a release of a service; nothing was removed",
             hint="deploy profile NAME mends what the service runs under; uninstall it then",
+        )
+    if begun := claims(layout):
+        raise ToolkitError(
+            f"{', '.join(begun)} is under way; nothing was removed",
+            hint="run the same command again once it has ended",
         )
     removed: list[str] = []
     kept: list[str] = []

@@ -15,13 +15,13 @@ from typing import Any
 from toolkit.errors import ToolkitError
 from toolkit.layout import TOOL, Layout
 from toolkit.life import command
-from toolkit.life.alone import alone
 from toolkit.life.removing import remove_path
 from toolkit.life.system import give_back
 from toolkit.life.unused import remove, services_in, unused
 from toolkit.profile.schema import DEFAULT_USER
 from toolkit.provision.requirements import journal_drop_in
 from toolkit.release import control
+from toolkit.release.claims import claim, claims, removal
 from toolkit.release.controller import hold, reserve
 from toolkit.release.experiment import forget_experiment
 from toolkit.release.history import Entry, append
@@ -93,7 +93,8 @@ def uninstall(
     done = Removal(service.name)
     words = "uninstall --purge" if purge else "uninstall"
     user = _user_of(host)
-    with alone(service.layout, service.name, wait):
+    first = claim(service.layout, service.name, words, wait=wait, on_wait=on_wait, removing=True)
+    with removal(service.name, wait), first:
         with reserve(service.layout, service.name, words, wait=wait, on_event=on_event, on_wait=on_wait):
             if on_begun is not None:
                 on_begun()
@@ -116,11 +117,14 @@ def _remove_shared(service: Deployed, done: Removal, user: str, *, purge: bool) 
     The service is forgotten last of what takes long: until then the same command goes on with it.
     """
     layout, system = service.layout, service.layout.root is None
-    last = not services_in(layout)
+    begun = claims(layout, but=service.name)
+    last = not services_in(layout) and not begun
     if system and last:
         _remove_unit(RECOVER_UNIT, done)
     if purge:
         _remove_unused(layout, done, young=0.0 if last else None)
+    if purge and begun:
+        done.kept.append(f"what services share: {', '.join(begun)} is under way")
     if purge and last:
         if system:
             removed, kept = give_back(layout.provisioned)

@@ -13,6 +13,7 @@ from pathlib import Path
 from toolkit.errors import ToolkitError
 from toolkit.files import json_bytes, read_bytes, write_new
 from toolkit.layout import Layout
+from toolkit.release.claims import claim
 from toolkit.release.experiment import read_experiment
 from toolkit.release.host import HOST_FILE, ServiceHost, read_host
 from toolkit.release.journal import JOURNAL_FILE, Event, create_journal, read_journal
@@ -104,15 +105,23 @@ def reserve(
     wait: float = 0.0,
     on_event: Callable[[Event], None] | None = None,
     on_wait: Callable[[str], None] | None = None,
+    deploys: bool = False,
 ) -> Iterator[None]:
     """Hold the lock over several uses of `hold` in this process, so that nothing changes in between.
 
-    A service that was never deployed has nothing that could. Arguments and errors as `hold`.
+    A service that was never deployed has no lock and nothing that could change: who deploys it claims it, so
+    that nobody else does at the same time. Further arguments and errors as `hold`.
     """
-    if not layout.service(name).base.is_dir():
-        yield
-        return
-    with hold(layout, name, command, wait=wait, on_event=on_event, on_wait=on_wait) as session:
+    end, host = time.monotonic() + wait, ServiceHost(layout, name)
+    with contextlib.ExitStack() as held:
+        if deploys and host.store.current() is None:
+            held.enter_context(claim(layout, name, command, wait=wait, on_wait=on_wait))
+        if not host.paths.base.is_dir():
+            yield
+            return
+        left = max(end - time.monotonic(), 0.0)
+        locked = hold(layout, name, command, wait=left, on_event=on_event, on_wait=on_wait)
+        session = held.enter_context(locked)
         _reserved[session.host.paths.lock] = session
         try:
             yield

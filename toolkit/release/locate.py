@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
 from toolkit.errors import ConfigError, ToolkitError
 from toolkit.files import parse_json, read_bytes
-from toolkit.layout import Layout
+from toolkit.layout import Layout, records
 from toolkit.profile.schema import Profile
 from toolkit.release.host import ServiceHost
 from toolkit.release.store import Release
@@ -43,7 +42,7 @@ def deployed_services() -> list[Deployed]:
 def recorded_services() -> list[Deployed]:
     """Those, and the ones whose history is left of them."""
     found = []
-    for record in sorted(_records().glob("*.json")):
+    for record in sorted(records().glob("*.json")):
         try:
             root = parse_json(read_bytes(record))["root"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -117,7 +116,7 @@ def remember(service: Deployed) -> None:
                 f"service {service.name!r} is already deployed below {other.layout.root or '/opt/ddtoolkit'}",
                 hint="deploy it there, or give this profile another name",
             )
-    record = _records() / f"{service.name}.json"
+    record = records() / f"{service.name}.json"
     try:
         record.parent.mkdir(parents=True, exist_ok=True)
         # One name, so that what a killed process leaves is written over; whoever does this writes the same.
@@ -131,16 +130,11 @@ def remember(service: Deployed) -> None:
 
 def forget(service: Deployed) -> None:
     """Remove the record that `remember` made, and the folders that hold nothing else."""
-    record = _records() / f"{service.name}.json"
+    record = records() / f"{service.name}.json"
     record.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # one that holds something else, and all above it, stay
         for folder in list(record.parents)[:4]:
             folder.rmdir()
-
-
-def _records() -> Path:
-    home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(home).expanduser() / "ddtoolkit" / "services"
 
 
 def current_release(service: Deployed) -> Release:

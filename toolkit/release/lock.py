@@ -205,7 +205,7 @@ class Lock:
             make_private(self._state)
         except OSError as error:
             raise ToolkitError(f"{self._state}: {error.strerror}") from error
-        waiting = _Waiting(on_wait)
+        waiting = Waiting(on_wait)
         while True:
             try:
                 return self._try(command)
@@ -235,7 +235,7 @@ class Lock:
                     hint=f"watch it with: ddtoolkit status {self._name}",
                 )
             self._token_file.unlink(missing_ok=True)
-            mine = _me(command)
+            mine = holder_here(command)
             try:
                 token = json_bytes(mine.to_json())
                 self._reserve.write("lock", lambda: write_new(self._token_file, token))
@@ -272,8 +272,12 @@ class Lock:
                 self._token_file.unlink(missing_ok=True)
 
 
-class _Waiting:
-    """Tells whom a wait is for: at once, when it is another one, and now and then."""
+class Waiting:
+    """Tells whom a wait is for: at once, when it is another one, and now and then.
+
+    Args:
+        tell: called with the line; None tells nobody.
+    """
 
     def __init__(self, tell: Callable[[str], None] | None) -> None:
         self._tell = tell
@@ -327,7 +331,8 @@ def whoami() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def _me(command: str) -> LockInfo:
+def holder_here(command: str) -> LockInfo:
+    """This process as a holder, with a token of its own."""
     process = identify(os.getpid())
     return LockInfo(
         token=secrets.token_hex(8),

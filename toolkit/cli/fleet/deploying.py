@@ -55,7 +55,16 @@ def deploy(
     command = f"deploy profile {wanted.service}"
     with Connections(hosts, python=resolved.profile.host.python) as connections:
         names, wait, limit = list(connections.hosts), manner.lock_wait, where.parallel
-        out = lock_all(connections, names, wanted.service, command, wait=wait, limit=limit, tell=tell_waiting)
+        out = lock_all(
+            connections,
+            names,
+            wanted.service,
+            command,
+            wait=wait,
+            limit=limit,
+            tell=tell_waiting,
+            profile=wanted.data,
+        )
         plans = plan_everywhere(wanted, connections, limit=limit, but=out)
         show_plans(plans, say)
         plans = halted(leaving_out(plans, where.limit), "not begun, since {} could not be planned")
@@ -76,7 +85,14 @@ def deploy(
             plans = halted(plans, "not restarted, since provisioning failed on {}")
             plans = bring_wheels(orders, connections.hosts, plans, board.tell, limit=limit)
             plans = equip(
-                wanted.bare, wanted.args(), connections, plans, board.tell, command=command, limit=limit
+                wanted.bare,
+                wanted.args(),
+                connections,
+                plans,
+                board.tell,
+                command=command,
+                wait=wait,
+                limit=limit,
             )
             plans = halted(plans, "not restarted, since the libraries failed on {}")
             spread = Spread(limit, seed)

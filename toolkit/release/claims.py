@@ -1,0 +1,168 @@
+"""Who works where no service's own lock can be held: first deploys, and removals.
+
+The lock of a service lies in its folders, which its first deploy has yet to make and its removal takes away.
+Both hold a flock(2) on a small file in the user's state folder meanwhile; the kernel frees it at their death.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from toolkit.errors import LockedError, ToolkitError
+from toolkit.files import PRIVATE_FILE, flocked, json_bytes, read_json
+from toolkit.layout import Layout, records
+from toolkit.release.lock import Waiting, holder_here
+
+_POLL = 0.2
+_LOOK = 0.1  # seconds; whoever looks at a lock holds it for a moment
+_END = ".first"
+_HINT = "wait for its end, or with --lock-wait, and run the same command again"
+
+
+@contextmanager
+def claim(
+    layout: Layout,
+    name: str,
+    command: str,
+    *,
+    wait: float = 0.0,
+    on_wait: Callable[[str], None] | None = None,
+    removing: bool = False,
+) -> Iterator[None]:
+    """Let nobody else begin with a service, nor take away what services share, during the body.
+
+    Args:
+        layout: where things lie.
+        name: the service, whether it is there or not.
+        command: what is done, shown to others.
+        wait: seconds to wait for another claim, or for a removal.
+        on_wait: told who is waited for, and how long yet.
+        removing: this is the removal.
+
+    Raises:
+        LockedError: another one is at work.
+        ToolkitError: the file cannot be made.
+    """
+    path = records() / f".{name}{_END}"
+
+    def busy() -> str:
+        return _said(name, path)
+
+    with _taken(path, wait, busy, on_wait, beside=None if removing else _removals()) as fd:
+        root = None if layout.root is None else str(layout.root)
+        with contextlib.suppress(OSError):  # the words alone are missed on a full disk
+            os.pwrite(fd, json_bytes({**holder_here(command).to_json(), "name": name, "root": root}), 0)
+        yield
+
+
+def claims(layout: Layout, *, but: str = "") -> list[str]:
+    """Services below a layout that are claimed now, in words: `NAME (COMMAND by WHO)`; not the one `but`."""
+    found = []
+    for path in sorted(records().glob(f".*{_END}")):
+        name = path.name.removesuffix(_END)[1:]
+        if name == but or not flocked(path):
+            continue
+        value = read_json(path)
+        root = None if layout.root is None else str(layout.root)
+        if not isinstance(value, dict):  # it was made just now
+            found.append(name)
+        elif value.get("root") == root:
+            found.append(f"{name} ({value.get('command')} by {value.get('who')})")
+    return found
+
+
+@contextmanager
+def removal(name: str, wait: float) -> Iterator[None]:
+    """Let nobody else remove a service on this machine during the body.
+
+    Args:
+        name: the service that is to be removed, for the message.
+        wait: seconds to wait for another removal.
+
+    Raises:
+        LockedError: another one is under way.
+        ToolkitError: the lock cannot be made.
+    """
+    with _taken(_removals(), wait, lambda: _removing(name), None):
+        yield
+
+
+@contextmanager
+def _taken(
+    path: Path,
+    wait: float,
+    busy: Callable[[], str],
+    on_wait: Callable[[str], None] | None,
+    *,
+    beside: Path | None = None,
+) -> Iterator[int]:
+    """Hold the flock of a file that is there only while it is held, and not while `beside` is held.
+
+    Whoever holds `beside` looks at such files after that, so that one of both always sees the other.
+    """
+    end, waiting = time.monotonic() + max(wait, _LOOK), Waiting(on_wait)
+    while True:
+        why = ""
+        if (fd := _take(path)) is None:
+            why = busy()
+        elif beside is not None and flocked(beside):
+            _drop(path, fd)
+            why = _removing(path.name.removesuffix(_END)[1:])
+        else:
+            break
+        if (left := end - time.monotonic()) <= 0:
+            raise LockedError(why, hint=_HINT)
+        waiting.tell(why, left)
+        time.sleep(min(_POLL, left))
+    try:
+        yield fd
+    finally:
+        _drop(path, fd)
+
+
+def _take(path: Path) -> int | None:
+    """The descriptor of a lock that was free; None where another holds it, or removed it just now."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, PRIVATE_FILE)
+    except FileNotFoundError:  # whoever left just now removed the folder
+        return None
+    except OSError as error:
+        raise ToolkitError(f"{path}: cannot take the lock: {error.strerror}") from error
+    with contextlib.suppress(BlockingIOError, FileNotFoundError):
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if path.lstat().st_ino == os.fstat(fd).st_ino:
+            os.ftruncate(fd, 0)
+            return fd
+    os.close(fd)
+    return None
+
+
+def _drop(path: Path, fd: int) -> None:
+    """Free a lock, and remove its file with the folders that hold nothing else."""
+    path.unlink(missing_ok=True)
+    os.close(fd)
+    with contextlib.suppress(OSError):
+        for folder in list(path.parents)[:4]:
+            folder.rmdir()
+
+
+def _removals() -> Path:
+    return records() / ".removal.lock"
+
+
+def _removing(name: str) -> str:
+    return f"{name}: a service is being removed on this machine just now"
+
+
+def _said(name: str, path: Path) -> str:
+    value = read_json(path)
+    if not isinstance(value, dict):
+        return f"{name} is locked by someone who has just begun"
+    return f"{name} is locked by {value.get('who')}: {value.get('command')}"
