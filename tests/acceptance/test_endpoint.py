@@ -62,6 +62,49 @@ def test_an_answer_that_never_ends_is_left_in_time(path):
     assert time.monotonic() - begin < 5
 
 
+@pytest.mark.parametrize(
+    "again", [b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 Early Hints\r\n\r\n", b"x: y\r\n"]
+)
+@pytest.mark.parametrize("path", ["whole", "stream"])
+def test_an_answer_that_never_begins_is_left_in_time(again, path):
+    """Informational answers without end, or headers."""
+    begun = b"HTTP/1.1 200 OK\r\n" if again.startswith(b"x") else b""
+    begin = time.monotonic()
+    with answering(begun, again=again, pause=0.02) as made:
+        with pytest.raises(EndpointError, match=r"was not answered: it did not end within 0\.5 s"):
+            made.get_json("/a") if path == "whole" else made.generate(Ask("a", 1), "openai_stream")
+        made._deadline = time.monotonic() + 0.2
+        with pytest.raises(TimeUpError):
+            made.get_json("/a")
+    assert time.monotonic() - begin < 5
+
+
+def test_a_kept_connection_is_left_in_time_too():
+    """The second answer on it never begins."""
+    asked = 0
+
+    def serve(connection):
+        nonlocal asked
+        with connection, contextlib.suppress(OSError):
+            while connection.recv(65536):
+                asked += 1
+                if asked == 1:
+                    connection.sendall(reply(b"{}"))
+                while asked > 1:
+                    connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+                    time.sleep(0.02)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        accept = threading.Thread(target=lambda: serve(listener.accept()[0]), daemon=True)
+        accept.start()
+        with Endpoint(f"http://127.0.0.1:{listener.getsockname()[1]}", request_timeout=0.5) as made:
+            assert made.get_json("/a") == {}
+            with pytest.raises(EndpointError, match="did not end within"):
+                made.get_json("/b")
+        accept.join(5)
+        assert (asked, accept.is_alive()) == (2, False)
+
+
 def test_an_answer_that_outlasts_the_time_limit_is_that():
     with answering(ENDLESS, again=b" ", pause=0.02) as made:
         made._deadline = time.monotonic() + 0.2

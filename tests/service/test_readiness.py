@@ -1,14 +1,18 @@
 """Ready means a real token."""
 
+import contextlib
 import http.server
 import json
 import re
+import socket
 import threading
 import time
 from typing import ClassVar
 
 import pytest
+from stub_service import StubService
 
+from toolkit.release import view
 from toolkit.service.readiness import NotReadyError, generate_once, wait_ready
 
 ALIVE = str
@@ -103,6 +107,43 @@ def test_hanging_request_does_not_outlast_the_timeout(server):
     begin = time.monotonic()
     with pytest.raises(NotReadyError, match=r"no answer yet|timed out"):
         wait_ready(server, 0.3, ended=ALIVE, poll=0.02)
+    assert time.monotonic() - begin < 3
+
+
+@pytest.fixture
+def endless():
+    """Port of a server that says for ever that it goes on."""
+    done = threading.Event()
+
+    def serve():
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.recv(65536)
+            while not done.wait(0.02):
+                connection.sendall(said)
+
+    said = b"HTTP/1.1 100 Continue\r\n\r\n"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield listener.getsockname()[1]
+        done.set()
+        thread.join(5)
+
+
+def test_a_server_that_goes_on_saying_continue_is_left_in_time(endless):
+    begin = time.monotonic()
+    told = generate_once(f"http://127.0.0.1:{endless}", 0.5)
+    assert told == "/generate timed out: its answer did not end within 0.5 s"
+    assert time.monotonic() - begin < 3
+
+
+def test_its_health_is_not_waited_for_either(endless, monkeypatch):
+    monkeypatch.setattr(view, "_HEALTH_LIMIT", 0.5)
+    service = StubService(None)
+    service.port = endless
+    begin = time.monotonic()
+    assert not view._healthy(service.unit("any"))
     assert time.monotonic() - begin < 3
 
 

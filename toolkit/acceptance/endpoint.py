@@ -29,6 +29,7 @@ from toolkit.acceptance.formats import (
     read_native,
     read_openai,
 )
+from toolkit.acceptance.line import Line
 from toolkit.errors import ToolkitError
 
 Chunk = TypeVar("Chunk", str, bytes)
@@ -74,7 +75,7 @@ class Endpoint:
             ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if parts.scheme == "http" else httpx.create_ssl_context()
         )
         self._trust_env = parts.hostname not in _LOOPBACK
-        self._idle: deque[httpx.Client] = deque()
+        self._idle: deque[Line] = deque()
 
     def __enter__(self) -> Endpoint:
         return self
@@ -90,7 +91,7 @@ class Endpoint:
             self._idle.pop().close()
 
     @contextmanager
-    def _client(self, *, fresh: bool = False) -> Iterator[httpx.Client]:
+    def _client(self, *, fresh: bool = False) -> Iterator[Line]:
         """A client of this request's own: a used one if there is one, unless it must be fresh.
 
         A client shared by threads may close a connection as expired that another thread has just been
@@ -102,19 +103,14 @@ class Endpoint:
         finally:
             self._idle.append(client)
 
-    def _kept_client(self) -> httpx.Client:
+    def _kept_client(self) -> Line:
         try:
             return self._idle.pop()
         except IndexError:
             return self._new_client()
 
-    def _new_client(self) -> httpx.Client:
-        return httpx.Client(
-            base_url=self.url,
-            verify=self._tls,
-            limits=httpx.Limits(keepalive_expiry=_KEEP_IDLE),
-            trust_env=self._trust_env,
-        )
+    def _new_client(self) -> Line:
+        return Line(self.url, verify=self._tls, keep=_KEEP_IDLE, trust_env=self._trust_env)
 
     @property
     def remaining(self) -> float:
@@ -143,7 +139,7 @@ class Endpoint:
             raise TimeUpError("the time limit is reached")
         key = self._keys[admin]
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        return {"headers": headers, "timeout": min(self._timeout, max(left, 0.05))}
+        return {"headers": headers, "seconds": min(self._timeout, max(left, 0.05))}
 
     def _fault(self, what: str, error: httpx.HTTPError) -> ToolkitError:
         if self.remaining <= 0:
@@ -180,14 +176,12 @@ class Endpoint:
             raise self._refusal(what, response)
         return response
 
-    def _exchange(
-        self, client: httpx.Client, method: str, path: str, body: Any, *, admin: bool
-    ) -> httpx.Response:
+    def _exchange(self, client: Line, method: str, path: str, body: Any, *, admin: bool) -> httpx.Response:
         """One request and the whole answer, which may neither go on for ever nor fill the memory."""
         options = self._options(admin=admin)
         data = bytearray()
         with client.stream(method, path, json=body, **options) as response:
-            for chunk in self._bounded(response.iter_bytes(), f"{method} {path}", options["timeout"]):
+            for chunk in self._bounded(response.iter_bytes(), f"{method} {path}", options["seconds"]):
                 data += chunk
         # What was received is decoded already.
         headers = [(key, value) for key, value in response.headers.items() if key != "content-encoding"]
@@ -349,7 +343,7 @@ class Endpoint:
                 if not response.is_success:
                     response.read()
                     raise self._refusal(what, response)
-                for line in self._bounded(response.iter_lines(), what, options["timeout"]):
+                for line in self._bounded(response.iter_lines(), what, options["seconds"]):
                     data = line.removeprefix("data:").strip()
                     if data == "[DONE]":
                         return

@@ -182,8 +182,11 @@ def _require_answer(url: str, *, hint: str) -> None:
     """Tell at once when nothing listens, instead of once a check."""
     import httpx
 
+    from toolkit.acceptance.line import Line
+
     try:
-        httpx.get(url, timeout=10)
+        with Line() as line, line.stream("GET", url, seconds=10):
+            pass
     except httpx.ConnectError as error:
         raise UnreachableError(f"{url}: nothing answers there: {error}", hint=hint) from None
     except (httpx.HTTPError, httpx.InvalidURL):

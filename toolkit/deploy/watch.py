@@ -60,11 +60,14 @@ def age(since: float) -> str:
 def _server_now(service: Deployed, shown: ServiceStatus) -> dict[str, Any] | None:
     import httpx
 
+    from toolkit.acceptance.line import Line
+
     unit = current_release(service).unit
     key = stored_secrets(unit).get("api-key")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        answer = httpx.get(f"{shown.url}/server_info", headers=headers, timeout=_PATIENCE)
+        with Line() as line:
+            answer = line.get(f"{shown.url}/server_info", seconds=_PATIENCE, headers=headers)
         answer.raise_for_status()
         state = answer.json()["internal_states"][0]
         return {

@@ -30,13 +30,16 @@ def drifts(unit: Unit, profile: Profile, since: float | None) -> Iterator[Drift]
     """
     import httpx
 
+    from toolkit.acceptance.line import Line
+
     restart = f"ddtoolkit restart {unit.name}"
     key = stored_secrets(unit).get("api-key")
     if key is None and "api-key" in unit.secrets:
         return  # that the secrets are gone is a drift of its own
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        answer = httpx.get(f"{unit.url}/server_info", headers=headers, timeout=_PATIENCE)
+        with Line() as line:
+            answer = line.get(f"{unit.url}/server_info", seconds=_PATIENCE, headers=headers)
         answer.raise_for_status()
         info = answer.json()
     except (httpx.HTTPError, ValueError) as error:

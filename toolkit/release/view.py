@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from toolkit.deadline import Deadline
 from toolkit.errors import ToolkitError
 from toolkit.layout import Layout
 from toolkit.release.experiment import read_experiment
@@ -190,8 +191,11 @@ def _healthy(unit: Unit) -> bool:
     host = unit.url.removeprefix("http://").rpartition(":")[0].strip("[]")
     connection = http.client.HTTPConnection(host, unit.port, timeout=_HEALTH_LIMIT)
     try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == http.client.OK
+        with Deadline(_HEALTH_LIMIT) as deadline:
+            connection.connect()
+            deadline.watch(connection.sock)
+            connection.request("GET", "/health")
+            return connection.getresponse().status == http.client.OK
     except (OSError, http.client.HTTPException):
         return False
     finally:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from toolkit.deadline import Deadline
 from toolkit.errors import ToolkitError
 from toolkit.service.unit import seconds
 
@@ -42,18 +43,26 @@ def generate_once(url: str, timeout: float, *, api_key: str | None = None) -> st
     """Ask for one greedy token through POST /generate; return why none came, "" when one did."""
     parts = urllib.parse.urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
-    headers = {"Content-Type": "application/json"}
+    headers, deadline = {"Content-Type": "application/json"}, Deadline(timeout)
+    late = f"/generate timed out: its answer did not end within {seconds(timeout)}"
     if api_key is not None:
         headers["Authorization"] = f"Bearer {api_key}"
     body = {"text": _PROMPT, "sampling_params": {"max_new_tokens": 1, "temperature": 0}}
     try:
-        connection.request("POST", "/generate", json.dumps(body), headers)
-        response = connection.getresponse()
-        data = response.read(_MAX_ANSWER)
+        with deadline:
+            connection.connect()
+            deadline.watch(connection.sock)
+            connection.request("POST", "/generate", json.dumps(body), headers)
+            response = connection.getresponse()
+            data = response.read(_MAX_ANSWER)
     except (OSError, http.client.HTTPException) as error:
+        if deadline.over:
+            return late
         return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     finally:
         connection.close()
+    if deadline.over:  # without a length, the end of the connection is that of the answer
+        return late
     if response.status != http.client.OK:
         return f"/generate answered {response.status} {data[:200].decode('utf-8', 'replace')}"
     return "" if _holds_token(data) else "/generate answered without a token"

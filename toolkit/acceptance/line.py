@@ -1,0 +1,96 @@
+"""An HTTP client whose requests end in time, whatever comes back."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from toolkit.deadline import Deadline
+
+_CONNECTED = ("connect_tcp.complete", "start_tls.complete")
+
+
+class Line:
+    """One client with one request at a time; a context manager that closes it.
+
+    Args:
+        base: URL that paths are below; "" where whole URLs are asked for.
+        verify: how certificates are checked; None reads this machine's authorities.
+        keep: seconds for which an idle connection is kept.
+        trust_env: whether the environment's proxies are used.
+    """
+
+    def __init__(
+        self,
+        base: str = "",
+        *,
+        verify: ssl.SSLContext | None = None,
+        keep: float = 5.0,
+        trust_env: bool = True,
+    ) -> None:
+        self._client = httpx.Client(
+            base_url=base,
+            verify=True if verify is None else verify,
+            limits=httpx.Limits(keepalive_expiry=keep),
+            trust_env=trust_env,
+        )
+        self._socket: socket.socket | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close its connection."""
+        self._client.close()
+
+    @contextmanager
+    def stream(self, method: str, url: str, *, seconds: float, **options: Any) -> Iterator[httpx.Response]:
+        """An answer whose body is yet to be read.
+
+        Args:
+            method: of the request.
+            url: whole, or a path below the base.
+            seconds: until the body of the `with` statement must be through.
+            options: as `httpx.Client.stream` takes them.
+
+        Raises:
+            httpx.ReadTimeout: the time was over.
+            httpx.HTTPError: no answer came.
+        """
+        with Deadline(seconds) as deadline:
+            if self._socket is not None:  # a kept connection
+                deadline.watch(self._socket)
+
+            def trace(event: str, info: Mapping[str, Any]) -> None:
+                if event.endswith(_CONNECTED):
+                    self._socket = info["return_value"].get_extra_info("socket")
+                    if self._socket is not None:
+                        deadline.watch(self._socket)
+
+            try:
+                with self._client.stream(
+                    method, url, timeout=seconds, extensions={"trace": trace}, **options
+                ) as response:
+                    yield response
+            except httpx.HTTPError:
+                if not deadline.over:
+                    raise
+            if deadline.over:  # without a length, the end of the connection is that of the answer
+                raise httpx.ReadTimeout(f"it did not end within {seconds:g} s")
+
+    def get(self, url: str, *, seconds: float, **options: Any) -> httpx.Response:
+        """A whole answer. Arguments and errors as `stream`."""
+        with self.stream("GET", url, seconds=seconds, **options) as response:
+            response.read()
+        return response
