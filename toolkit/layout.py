@@ -113,6 +113,11 @@ class Layout:
         """Caches of all services."""
         return self._under("/var/cache/ddtoolkit", "cache")
 
+    @property
+    def builds(self) -> Path:
+        """What builds of all services keep: hashes and tuned values. No service can have this name."""
+        return self.caches / ".build"
+
     def service(self, name: str) -> ServicePaths:
         """The files of the service called `name`."""
         base = self.services / name

@@ -41,6 +41,31 @@ def test_a_failed_build_tells_its_reason_alone(tmp_path: Path, ends: str, messag
     assert lines[:2] == ["device: CPU", "target: /x"]
 
 
+@pytest.mark.parametrize("service", [False, True])
+def test_what_builds_kept_is_taken_over_from_the_place_of_a_service_called_build(
+    tmp_path: Path, service: bool
+) -> None:
+    engine = tmp_path / "python"
+    engine.write_text(
+        '#!/bin/sh\nwhile [ "$1" != --cache-dir ]; do shift; done; mkdir -p "$2"; echo new > "$2/new"\n'
+        'echo "{}" > "$4"\n'
+    )
+    engine.chmod(0o755)
+    layout = Layout(tmp_path / "root")
+    layout.environments.mkdir(parents=True)
+    cache = layout.service("build").cache
+    (cache / "hashes").mkdir(parents=True)
+    (cache / "hashes" / "a.json").write_text("1")
+    if service:
+        layout.service("build").releases.mkdir(parents=True)
+    for _ in range(2):
+        build(load_profile("local-cpu").profile, Environment(engine, {}, "aa"), layout)
+    assert (cache / "hashes" / "a.json").exists() is service
+    assert (layout.builds / "hashes" / "a.json").exists() is not service
+    assert (layout.builds / "new").read_text() == "new\n"
+    assert not (cache / "new").exists()
+
+
 def test_the_build_of_sglang_reads_the_flags_that_the_server_gets(tmp_path: Path) -> None:
     engine = tmp_path / "python"
     engine.write_text(

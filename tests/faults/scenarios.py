@@ -78,7 +78,7 @@ def prepare(bench: Bench) -> None:
     forget = f"systemctl disable -q --now ddtoolkit-{NAME}; rm -rf {STATE}/* /opt/ddtoolkit/envs/*; "
     forget += f"rm -rf /opt/ddtoolkit/services/{NAME}/current /opt/ddtoolkit/services/{NAME}/releases/*; "
     forget += "rm -rf /root/.local /etc/systemd/system/*ddtoolkit* /etc/systemd/system/*/ddtoolkit*; "
-    forget += f"rm -rf /var/cache/ddtoolkit/{NAME}/* /var/cache/ddtoolkit/build"
+    forget += f"rm -rf /var/cache/ddtoolkit/{NAME}/* /var/cache/ddtoolkit/.build"
     bench.host.root(["sh", "-c", forget])
     bench.snapshot("provisioned")
     bench.reset("provisioned")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import stat
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -22,6 +24,7 @@ from toolkit.weights.store import MARKER
 
 _EMBEDDED = "toolkit.ddtree.build"
 _SGLANG = "toolkit.ddtree.sglang.build"
+_FORMER = "build"
 # What the engine's build puts before the reason of a failure, its last line.
 _REASON = "ddtree build: "
 
@@ -107,7 +110,7 @@ def _engine_build(
 ) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="ddtoolkit-build-") as scratch:
         out = Path(scratch) / "manifest.json"
-        place = ["--cache-dir", str(layout.caches / "build"), "--out", str(out)]
+        place = ["--cache-dir", str(_kept(layout)), "--out", str(out)]
         command = [str(environment.python), "-P", "-m"]
         if profile.engine.kind == "sglang":
             flags = [*flags_for(profile, layout.service(profile.name).cache), *profile.engine.extra_args]
@@ -133,6 +136,17 @@ def _engine_build(
             raise _failed(child.returncode, lines[-1] if lines else "")
         manifest: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
         return manifest
+
+
+def _kept(layout: Layout) -> Path:
+    """The folder of what builds keep; earlier versions had it where the cache of a service `build` lies."""
+    before = layout.service(_FORMER).cache
+    if not layout.builds.exists() and not layout.service(_FORMER).base.exists():
+        with contextlib.suppress(OSError):  # it is not there, or is made anew, which takes a while
+            status = before.lstat()
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
+                before.rename(layout.builds)
+    return layout.builds
 
 
 def _failed(status: int, last_line: str) -> ToolkitError:
