@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from toolkit.errors import ToolkitError
-from toolkit.fleet.drain import drained, undrained
+from toolkit.fleet import drain
+from toolkit.fleet.drain import Balancer
 from toolkit.inventory.host import Host
 
 DONE = {"outcome": {"exit_code": 0}}
@@ -25,6 +29,10 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "log"
 
 
+def balancer() -> Balancer:
+    return Balancer(lambda name, message: None)
+
+
 def run(host: Host, log: Path, value: Any = DONE, *, serves: bool = True) -> Any:
     def change() -> Any:
         with log.open("a", encoding="utf-8") as file:
@@ -33,7 +41,7 @@ def run(host: Host, log: Path, value: Any = DONE, *, serves: bool = True) -> Any
             raise value
         return value
 
-    return drained(host, change, lambda: serves, lambda name, message: None)
+    return balancer().drained(host, change, lambda: serves)
 
 
 def test_it_is_drained_before_and_put_back_after(log: Path) -> None:
@@ -97,5 +105,45 @@ def test_a_host_that_cannot_be_put_back_serves_and_says_so(log: Path) -> None:
 @pytest.mark.parametrize(("serves", "hooks"), [(True, "undrain "), (False, "")])
 def test_a_start_puts_back_and_does_not_drain(log: Path, serves: bool, hooks: str) -> None:
     host = Host("h", drain=hook(log, "drain"), undrain=hook(log, "undrain"))
-    assert undrained(host, lambda: DONE, lambda: serves, lambda name, message: None) == DONE
+    assert balancer().undrained(host, lambda: DONE, lambda: serves) == DONE
     assert (log.read_text(encoding="utf-8") if log.exists() else "") == hooks
+
+
+@pytest.mark.parametrize("serves", [False, True])
+def test_a_drain_that_hangs_is_ended_with_all_that_it_began(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serves: bool
+) -> None:
+    monkeypatch.setattr(drain, "_LIMIT", 0.5)
+    pids = tmp_path / "pids"
+    hangs = ("sh", "-c", f"printf 'half-way'; sleep 60 & echo $! > {pids}; wait")
+    begin = time.monotonic()
+    with pytest.raises(ToolkitError) as caught:
+        run(Host("h", drain=hangs, undrain=hook(log, "undrain")), log, serves=serves)
+    assert time.monotonic() - begin < 10
+    assert not Path(f"/proc/{pids.read_text().strip()}/fd/1").exists()
+    after = "it was put back" if serves else "it may be drained, and stays so"
+    said = "did not end within 0.5 s, and was killed: half-way; nothing was changed there; "
+    assert caught.value.message == f"h: ddtoolkit_drain: sh: {said}{after}"
+    assert (log.read_text(encoding="utf-8") if log.exists() else "") == ("undrain " if serves else "")
+
+
+def test_what_a_hook_leaves_in_the_background_is_not_waited_for(log: Path, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    leaves = ("sh", "-c", f"sleep 60 & echo $! > {pids}")
+    begin = time.monotonic()
+    try:
+        assert run(Host("h", drain=leaves), log) == DONE
+        assert time.monotonic() - begin < 10
+    finally:
+        os.kill(int(pids.read_text()), signal.SIGKILL)
+
+
+def test_who_is_drained_is_known(log: Path) -> None:
+    """As an interrupt in the middle tells it."""
+    known = balancer()
+    host = Host("h", drain=hook(log, "drain"), undrain=hook(log, "undrain"))
+    known.drained(host, lambda: log.write_text(f"{known.out} "), lambda: True)
+    assert log.read_text(encoding="utf-8") == "{'h'} undrain "
+    assert known.out == set()
+    known.drained(host, lambda: None, lambda: False)
+    assert known.out == {"h"}

@@ -343,8 +343,9 @@ def test_a_broken_connection_is_taken_up_again(
 
 
 def test_one_interrupt_ends_the_command_and_says_what_goes_on(
-    first: dict[str, Any], ddtoolkit: Command, inventory: Path
+    first: dict[str, Any], ddtoolkit: Command, inventory: Path, log: Path
 ) -> None:
+    log.unlink(missing_ok=True)
     command = [PROGRAM, "restart", NAME, "--yes", "--limit", "ct200", "-i", inventory]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as running:
         assert running.stderr is not None
@@ -356,8 +357,13 @@ def test_one_interrupt_ends_the_command_and_says_what_goes_on(
         said = running.stderr.read()
         assert running.wait(20) == 130
     assert time.monotonic() - begin < 5
-    assert "goes on on its host by itself" in said
+    assert "goes on on its host by itself; drained, and not put back: ct200\n" in said
+    about = f"{NAME} -i {inventory} --limit ct200"
+    status, start = f"ddtoolkit status {about}", f"ddtoolkit start {about}"
+    assert f"next: {status}; once it has ended, this puts back what serves: {start}\n" in said
+    assert log.read_text(encoding="utf-8").split() == ["drain", "ct200"]
     ddtoolkit("start", NAME, "--yes", "--limit", "ct200", "--lock-wait", "60")
+    assert log.read_text(encoding="utf-8").split() == ["drain", "ct200", "undrain", "ct200"]
     served_pids(ddtoolkit)
 
 

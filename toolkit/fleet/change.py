@@ -8,7 +8,7 @@ from typing import Any
 
 from toolkit.errors import StoppedWatchingError, ToolkitError, UnreachableError
 from toolkit.fleet.connections import Connections
-from toolkit.fleet.drain import TellHost, exit_code_of
+from toolkit.fleet.drain import Balancer, TellHost, exit_code_of
 from toolkit.fleet.many import at_once, in_turn
 from toolkit.fleet.results import HostResult
 from toolkit.inventory.commands import command as given
@@ -63,12 +63,16 @@ def lock_all(
     return out
 
 
-def change_in_turn(hosts: Sequence[Host], work: Callable[[str], Any], *, batch: int) -> list[HostResult]:
+def change_in_turn(
+    hosts: Sequence[Host], work: Callable[[str], Any], service: str, balancer: Balancer, *, batch: int
+) -> list[HostResult]:
     """Make a change on hosts, `batch` at a time; after a failure no further host is begun.
 
     Args:
         hosts: the hosts.
         work: changes one host; what it gives has an `outcome`.
+        service: name of the service.
+        balancer: what `work` drains hosts with.
         batch: hosts that are changed at the same time.
 
     Raises:
@@ -77,7 +81,9 @@ def change_in_turn(hosts: Sequence[Host], work: Callable[[str], Any], *, batch: 
     try:
         return in_turn([host.name for host in hosts], work, batch=batch, grade=exit_code_of)
     except StoppedWatchingError:
-        raise StoppedWatchingError(
-            "interrupted; a change that had begun goes on on its host by itself, and a drained host stays so",
-            hint=given(hosts, "status"),
-        ) from None
+        said = "interrupted; a change that had begun goes on on its host by itself"
+        hint = given(hosts, f"status {service}")
+        if out := [host for host in hosts if host.name in balancer.out]:
+            said += f"; drained, and not put back: {', '.join(host.name for host in out)}"
+            hint += f"; once it has ended, this puts back what serves: {given(out, f'start {service}')}"
+        raise StoppedWatchingError(said, hint=hint) from None

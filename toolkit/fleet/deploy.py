@@ -15,7 +15,7 @@ from toolkit.doctor.request import examination
 from toolkit.fleet.bare import Bare, bare_of, with_bare
 from toolkit.fleet.change import change_in_turn
 from toolkit.fleet.connections import Connections
-from toolkit.fleet.drain import TellHost, drained
+from toolkit.fleet.drain import Balancer, TellHost
 from toolkit.fleet.fanout import Spread, bring_to_all, known_hosts, with_weights
 from toolkit.fleet.halt import others_not_begun
 from toolkit.fleet.many import at_once
@@ -250,6 +250,7 @@ def deploy_in_turn(
     Hosts whose plan is empty are left alone, those whose plan failed keep their error.
     """
     planned = {item.host: item.value for item in plans if item.value is not None}
+    balancer = Balancer(tell)
 
     def work(name: str) -> Any:
         plan = planned[name]["plan"]
@@ -267,10 +268,10 @@ def deploy_in_turn(
         if not _has(plan, "restart"):
             return {"plan": plan, **change()}
         serves = partial(connections.serves, name, wanted.service)
-        return {"plan": plan, **drained(connections.hosts[name], change, serves, tell)}
+        return {"plan": plan, **balancer.drained(connections.hosts[name], change, serves)}
 
     hosts = [connections.hosts[name] for name, value in planned.items() if not value["plan"]["empty"]]
-    done = change_in_turn(hosts, work, batch=batch)
+    done = change_in_turn(hosts, work, wanted.service, balancer, batch=batch)
     changed = {item.host: item for item in done}
     return [changed.get(item.host) or untouched(item) for item in plans]
 

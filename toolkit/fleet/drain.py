@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
+import tempfile
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
 
 from toolkit.errors import EXIT_DONE, ToolkitError
 from toolkit.inventory.host import Host
 
 _LIMIT = 600.0
+_SHOWN = 500  # bytes of what a hook said last
 
 # Called with a host's name and a message of its agent's kind.
 TellHost = Callable[[str, dict[str, Any]], None]
@@ -21,76 +26,141 @@ def exit_code_of(value: Any) -> int:
     return EXIT_DONE if outcome is None else int(outcome["exit_code"])
 
 
-def drained(host: Host, change: Callable[[], Any], serves: Callable[[], bool], tell: TellHost) -> Any:
-    """Make a change with the host drained; it is put back if it serves afterwards, however the change went.
+class Balancer:
+    """The load balancer as the hosts' hooks reach it, from the control machine and without a shell.
+
+    A hook has a session of its own: what ends this command does not cut it off half-way.
+
+    Attributes:
+        out: names of the hosts that were taken out, and not put back since.
 
     Args:
-        host: the host; its hooks run here, on the control machine, without a shell.
-        change: makes the change and gives its result.
-        serves: whether the service answers now.
         tell: called with each step.
+    """
+
+    def __init__(self, tell: TellHost) -> None:
+        self.out: set[str] = set()
+        self._tell = tell
+
+    def drained(self, host: Host, change: Callable[[], Any], serves: Callable[[], bool]) -> Any:
+        """Make a change with the host drained; it is put back if it serves afterwards, however it went.
+
+        Args:
+            host: the host.
+            change: makes the change and gives its result.
+            serves: whether the service answers now.
+
+        Raises:
+            ToolkitError: a hook failed, or the change did; says so where the host stays drained.
+        """
+        self._drain(host, serves)
+        try:
+            value = change()
+        except ToolkitError as error:
+            if self._put_back(host, serves):
+                raise
+            error.message += f" ({host.name} stays drained)"
+            error.args = (error.message,)
+            raise
+        if not self._put_back(host, serves):
+            self._tell(host.name, {"step": ["drained", "it stays drained, since it does not serve"]})
+        return value
+
+    def undrained(self, host: Host, change: Callable[[], Any], serves: Callable[[], bool]) -> Any:
+        """Make a change that may begin the service, and put the host back if it serves afterwards.
+
+        Arguments and errors as `drained`.
+        """
+        value = change()
+        self._put_back(host, serves)
+        return value
+
+    def _drain(self, host: Host, serves: Callable[[], bool]) -> None:
+        if host.drain is None:
+            return
+        self.out.add(host.name)
+        try:
+            self._run(host, "drain", host.drain)
+        except _HungError as error:
+            error.message += self._after_hang(host, serves)
+            error.args = (error.message,)
+            raise
+        except ToolkitError:
+            self.out.discard(host.name)
+            raise
+
+    def _after_hang(self, host: Host, serves: Callable[[], bool]) -> str:
+        """Put a host back whose drain came no one knows how far; what came of that."""
+        try:
+            back = host.undrain is not None and self._put_back(host, serves)
+        except ToolkitError as error:
+            return f"; {error.message}"
+        return "; it was put back" if back else "; it may be drained, and stays so"
+
+    def _put_back(self, host: Host, serves: Callable[[], bool]) -> bool:
+        """Undrain a host that serves; whether it is in the load balancer now."""
+        if host.drain is None and host.undrain is None:
+            return True
+        if not serves():
+            return False
+        self.out.discard(host.name)  # it goes on by itself, whatever ends this command
+        try:
+            if host.undrain is not None:
+                self._run(host, "undrain", host.undrain)
+        except ToolkitError:
+            self.out.add(host.name)
+            raise
+        return True
+
+    def _run(self, host: Host, name: str, command: tuple[str, ...]) -> None:
+        self._tell(host.name, {"step": [name, " ".join(command)]})
+        # A file, not a pipe: what a hook leaves running in the background may keep that open for ever.
+        with tempfile.TemporaryFile() as said:
+            try:
+                status = _status(command, said)
+            except OSError as error:
+                raise _failed(host, name, command, str(error)) from error
+            except subprocess.TimeoutExpired:
+                reason = f"did not end within {_LIMIT:g} s, and was killed{_last(said)}"
+                raise _failed(host, name, command, reason, _HungError) from None
+            if status != 0:
+                raise _failed(host, name, command, f"ended with status {status}{_last(said)}")
+
+
+class _HungError(ToolkitError):
+    """A hook was killed at the end of its time."""
+
+
+def _status(command: tuple[str, ...], said: IO[bytes]) -> int:
+    """How a hook ended; what it said goes into a file.
 
     Raises:
-        ToolkitError: a hook failed, or the change did; says so where the host stays drained.
+        OSError: it cannot be run.
+        subprocess.TimeoutExpired: it did not end, and was killed with all that it began.
     """
-    _run(host, "drain", host.drain, tell)
-    try:
-        value = change()
-    except ToolkitError as error:
-        if _put_back(host, serves, tell):
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
+    ) as hook:
+        try:
+            return hook.wait(_LIMIT)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(hook.pid, signal.SIGKILL)
             raise
-        error.message += f" ({host.name} stays drained)"
-        error.args = (error.message,)
-        raise
-    if not _put_back(host, serves, tell):
-        tell(host.name, {"step": ["drained", "it stays drained, since it does not serve"]})
-    return value
 
 
-def undrained(host: Host, change: Callable[[], Any], serves: Callable[[], bool], tell: TellHost) -> Any:
-    """Make a change that may begin the service, and put the host back if it serves afterwards.
-
-    Arguments and errors as `drained`.
-    """
-    value = change()
-    _put_back(host, serves, tell)
-    return value
+def _last(said: IO[bytes]) -> str:
+    """What a hook said last, behind a colon."""
+    said.seek(max(said.seek(0, os.SEEK_END) - _SHOWN, 0))
+    text = said.read().decode("utf-8", "replace").strip()
+    return f": {text}" if text else ""
 
 
-def _put_back(host: Host, serves: Callable[[], bool], tell: TellHost) -> bool:
-    """Undrain a host that serves; whether it is in the load balancer now."""
-    if host.drain is None and host.undrain is None:
-        return True
-    if not serves():
-        return False
-    _run(host, "undrain", host.undrain, tell)
-    return True
-
-
-def _run(host: Host, name: str, command: tuple[str, ...] | None, tell: TellHost) -> None:
-    if command is None:
-        return
-    tell(host.name, {"step": [name, " ".join(command)]})
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_LIMIT,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise _failed(host, name, command, str(error)) from error
-    if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip()[-500:]
-        raise _failed(host, name, command, f"ended with status {done.returncode}: {said}")
-
-
-def _failed(host: Host, name: str, command: tuple[str, ...], reason: str) -> ToolkitError:
+def _failed(
+    host: Host, name: str, command: tuple[str, ...], reason: str, kind: type[ToolkitError] = ToolkitError
+) -> ToolkitError:
     before = "; nothing was changed there" if name == "drain" else "; it serves, but stays drained"
-    return ToolkitError(
+    return kind(
         f"{host.name}: ddtoolkit_{name}: {command[0]}: {reason}{before}",
         hint="mend the command in the inventory",
     )

@@ -77,7 +77,7 @@ def _change(
     from toolkit.fleet.begun import for_begun
     from toolkit.fleet.change import change_in_turn, lock_all
     from toolkit.fleet.connections import Connections
-    from toolkit.fleet.drain import drained, undrained
+    from toolkit.fleet.drain import Balancer
     from toolkit.fleet.many import at_once
     from toolkit.fleet.upgrade import Libraries
 
@@ -118,6 +118,8 @@ def _change(
                 out += [item for item in previews if not item.ok]
                 names = [item.host for item in previews if item.ok]
 
+            balancer = Balancer(board.tell)
+
             def work(host: str) -> Any:
                 def run() -> Any:
                     tell = partial(board.tell, host)
@@ -126,11 +128,12 @@ def _change(
                 # What starts is out of the load balancer already.
                 if host in unfelt:
                     return run()
-                around = undrained if args.get("verb") == "start" else drained
+                around = balancer.undrained if args.get("verb") == "start" else balancer.drained
                 serves = partial(connections.serves, host, service)
-                return around(connections.hosts[host], run, serves, board.tell)
+                return around(connections.hosts[host], run, serves)
 
-            results = change_in_turn([connections.hosts[host] for host in names], work, batch=where.batch)
+            chosen = [connections.hosts[host] for host in names]
+            results = change_in_turn(chosen, work, service, balancer, batch=where.batch)
     finish([*out, *results], manner)
 
 
