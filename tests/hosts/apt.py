@@ -12,14 +12,22 @@ REPOSITORY = "/srv/packages"
 
 
 def package(
-    folder: Path, name: str, version: str, files: dict[str, str] | None = None, **fields: str
+    folder: Path,
+    name: str,
+    version: str,
+    files: dict[str, str] | None = None,
+    scripts: dict[str, str] | None = None,
+    **fields: str,
 ) -> None:
-    """Build one package whose files are scripts and units."""
+    """Build one package whose files are scripts and units, with scripts of its maintainer."""
     root = folder / ".build"
     control = {"Package": name, "Version": version, "Architecture": "all", **fields}
     control |= {"Maintainer": "tests <tests@example.org>", "Description": name}
     (root / "DEBIAN").mkdir(parents=True)
     (root / "DEBIAN" / "control").write_text("".join(f"{key}: {value}\n" for key, value in control.items()))
+    for script, text in (scripts or {}).items():
+        (root / "DEBIAN" / script).write_text(text)
+        (root / "DEBIAN" / script).chmod(0o755)
     for path, text in (files or {}).items():
         target = root / path.lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -37,7 +37,7 @@ APT = (
     r"/var/lib/apt/(lists|extended_states)|/var/cache/apt/|/var/log/(apt/|dpkg\.log)|/var/lib/dpkg/[a-z]+-old"
 )
 RUNTIME = re.compile(
-    r"/__pycache__|/build/hashes/|\.lock$|/(passwd|group|shadow|gshadow)-$|/reserve\.|-journal|" + APT
+    r"/__pycache__|/\.build/hashes/|\.lock$|/(passwd|group|shadow|gshadow)-$|/reserve\.|-journal|" + APT
 )
 NTP_UNIT = """[Unit]
 Description=A client for the test

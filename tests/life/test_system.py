@@ -26,6 +26,8 @@ class Host:
             names = command[command.index("purge") + 1 :] if self.purged is None else self.purged
             return 0, "".join(f"Purg {name} [1.0]\n" for name in names), ""
         if "purge" in command:
+            if not self.status:
+                self.installed = [name for name in self.installed if name not in command]
             return self.status, "", self.said
         return 0, "", ""
 

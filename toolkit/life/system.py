@@ -14,12 +14,13 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 LOCK_WAIT = 120  # seconds in which another installation may end
 _LIMIT = 1800.0
+_ATTEMPTS = 3
 _STATES = "/var/lib/apt/extended_states"
 _REMOVED = re.compile(r"^(?:Purg|Remv) (\S+)", re.MULTILINE)
 
@@ -64,25 +65,43 @@ def give_back(record: Path, run: Run = run) -> tuple[list[str], list[str]]:
     for unit in enabled:
         status, _, said = run(["systemctl", "disable", "--quiet", "--now", unit])
         removed.append(f"start of {unit}") if not status else kept.append(f"{unit}: {said.strip()}")
-    present = _present(packages + held, run)
+    states = _states(packages + held, run)
     # First of all: apt removes nothing by itself that is held.
     for name in held:
-        if name in present:
+        if name in states:
             status, _, said = run(["apt-mark", "unhold", name])
             removed.append(f"hold of package {name}") if not status else kept.append(said.strip())
-    _purge([name for name in packages if name in present], removed, kept, run)
+    _purge([name for name in packages if name in states], removed, kept, run)
     with contextlib.suppress(OSError):
         record.unlink()
     return removed, kept
 
 
 def _purge(packages: Sequence[str], removed: list[str], kept: list[str], run: Run) -> None:
-    if not packages:
-        return
-    unneeded = _unneeded(packages, run)
-    kept.extend(f"package {name}: others need it" for name in packages if name not in unneeded)
+    """Purge those of `packages` that nobody else needs; again where dpkg is cut off in the middle."""
+    left, told = list(packages), list[str]()
+    for _ in range(_ATTEMPTS):
+        if not left:
+            break
+        told = _purge_unneeded(left, run)
+        states = _states(packages, run)
+        left = [name for name in packages if name in states]
+        if not _cut_off(states) and not _removed(states):
+            break
+    kept.extend(told)
+    removed.extend(f"package {name}" for name in packages if name not in left)
+
+
+def _purge_unneeded(packages: Sequence[str], run: Run) -> list[str]:
+    """Why packages stay, a line each; empty where all are gone."""
+    states = _states(packages, run)
+    broken = _cut_off(states)
+    if broken:  # by an earlier removal: apt does nothing before that is settled
+        run(["dpkg", "--configure", "-a"])
+    unneeded = {*_unneeded(packages, run), *broken, *_removed(states)}
+    kept = [f"package {name}: others need it" for name in packages if name not in unneeded]
     if not unneeded:
-        return
+        return kept
     names = [name for name in packages if name in unneeded]
     # Exactly these: apt may not take anything else with them.
     status, shown, said = run(["apt-get", "--simulate", "--allow-change-held-packages", "purge", *names])
@@ -94,8 +113,7 @@ def _purge(packages: Sequence[str], removed: list[str], kept: list[str], run: Ru
     if status or others:
         why = f"{', '.join(others)} would go with them" if others else _last(said)
         kept.append(f"packages {', '.join(names)}: {why}; next: apt-get purge {' '.join(names)}")
-    else:
-        removed.extend(f"package {name}" for name in names)
+    return kept
 
 
 def _unneeded(packages: Sequence[str], run: Run) -> Collection[str]:
@@ -117,12 +135,24 @@ def _unneeded(packages: Sequence[str], run: Run) -> Collection[str]:
     return set(_REMOVED.findall(shown)) & set(packages)
 
 
-def _present(packages: Sequence[str], run: Run) -> Collection[str]:
+def _states(packages: Sequence[str], run: Run) -> dict[str, str]:
+    """The state of each package that has left something on the machine (dpkg-query(1))."""
     if not packages:
-        return ()
+        return {}
     shape = "--showformat=${db:Status-Status} ${Package}\n"
     _, shown, _ = run(["dpkg-query", "--show", shape, *packages])
-    return {line.split(" ")[1] for line in shown.splitlines() if line.startswith("installed ")}
+    states = {name: state for state, name in (line.split(" ") for line in shown.splitlines())}
+    return {name: state for name, state in states.items() if state != "not-installed"}
+
+
+def _cut_off(states: Mapping[str, str]) -> list[str]:
+    """Packages at which dpkg was cut off: neither there nor removed."""
+    return [name for name, state in states.items() if state not in ("installed", "config-files")]
+
+
+def _removed(states: Mapping[str, str]) -> list[str]:
+    """Packages of which the configuration is left; nobody needs that."""
+    return [name for name, state in states.items() if state == "config-files"]
 
 
 def _last(said: str) -> str:
