@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -148,18 +150,22 @@ class Agent:
     """The agent as a child process that answers JSON lines."""
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+        self._program = command[0]
+        self._answered = False
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  closed with the agent
         try:
             self._child = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
+                stderr=self._errors,
                 text=True,
                 cwd="/",
                 env={**os.environ, **environment},
             )
         except OSError as error:
-            raise AgentError(f"{command[0]}: {error.strerror}; deploy the service first") from error
+            self._errors.close()
+            raise AgentError(said(f"{self._program}: {error.strerror}", self._advice())) from error
         self._writing = threading.Lock()
         threading.Thread(target=self._beat, daemon=True).start()
 
@@ -179,21 +185,40 @@ class Agent:
 
     def ask(self, operation: str, arguments: dict[str, Any]) -> Any:
         """The answer to one operation."""
-        self._write({"op": operation, "args": arguments})
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and why is what it said
+            self._write({"op": operation, "args": arguments})
         for line in self._child.stdout:
             message = json.loads(line)
+            self._answered = True
             if "result" in message:
                 return message["result"]
             if "error" in message:
                 raise AgentError(said(message["error"]["message"], message["error"]["hint"]))
-        raise AgentError("the agent ended without an answer")
+        raise AgentError(self._silence())
+
+    def _silence(self) -> str:
+        """What is told of an agent that ended; its own words only where it did not even begin."""
+        if self._answered:
+            return "the agent ended without an answer"
+        self._errors.seek(0)
+        lines = self._errors.read().decode("utf-8", "replace").split("\n")
+        last = next((line for line in reversed(lines) if line.strip()), "it said nothing")
+        return said(f"no agent runs under {self._program}: {last}", self._advice())
+
+    def _advice(self) -> str:
+        if self._program == AGENT:
+            return "deploy the service first"
+        return (
+            "render the settings again, with the host.python that has ddtoolkit[engine] there, or with none"
+        )
 
     def close(self) -> None:
         """Let it end."""
-        with self._writing:
+        with self._writing, contextlib.suppress(BrokenPipeError):
             self._child.stdin.close()
         self._child.wait()
         self._child.stdout.close()
+        self._errors.close()
 
 
 def deploy(agent: Agent, given: dict[str, Any], *, check: bool) -> dict[str, Any]:

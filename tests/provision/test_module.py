@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -50,10 +51,32 @@ def test_the_agent_hears_of_the_module_while_it_works(module: ModuleType) -> Non
 
 @pytest.mark.timeout(30)
 def test_an_agent_that_ends_is_told(module: ModuleType) -> None:
-    agent = module.Agent([sys.executable, "-c", "input()"], {})
-    with pytest.raises(module.AgentError, match="ended without an answer"):
+    begins = "print('{}', flush=True); input()"
+    agent = module.Agent([sys.executable, "-c", begins], {})
+    with pytest.raises(module.AgentError, match=r"^the agent ended without an answer$"):
         agent.ask("swap", {})
     agent.close()
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ([sys.executable, "-c", "input(); import tookit"], "No module named 'tookit'"),
+        ([sys.executable, "-c", "input()"], "it said nothing"),
+        (["/bin/true"], "it said nothing"),
+        (["/nowhere/python3"], "No such file or directory"),
+    ],
+)
+def test_an_interpreter_that_will_not_do_is_named(module: ModuleType, program: list[str], why: str) -> None:
+    def ask() -> None:
+        with contextlib.closing(module.Agent(program, {})) as agent:
+            agent.ask("swap", {})
+
+    with pytest.raises(module.AgentError) as caught:
+        ask()
+    assert program[0] in str(caught.value)
+    assert f"{why}; next: render the settings again, with the host.python that has" in str(caught.value)
 
 
 @pytest.fixture

@@ -86,3 +86,28 @@ def test_check_mode_tells_and_brings_nothing(site, tmp_path):
     (told,) = played(site, tmp_path, [{"tool": str(tool)}], "--check")
     assert (told["changed"], len(told["wheels"])) == (True, 2)
     assert not site.store.exists()
+
+
+def test_wheels_of_which_nothing_would_be_installed_are_refused(tmp_path):
+    """As where the profile names an interpreter: else a wrong folder would go unnoticed."""
+    values = {
+        "toolkit_archive": "/nowhere",
+        "toolkit_folder": str(tmp_path / "tool"),
+        "toolkit_libraries": [],
+    }
+    values |= {"toolkit_wheelhouse": "/nowhere", "toolkit_wheels": {}}
+    task = {"ansible.builtin.include_role": {"name": "toolkit"}, "vars": values}
+    path = tmp_path / "play.yml"
+    path.write_text(yaml.safe_dump([{"hosts": "localhost", "gather_facts": False, "tasks": [task]}]))
+    environment = {"ANSIBLE_ROLES_PATH": str(bundled("playbooks") / "roles"), "ANSIBLE_NOCOLOR": "1"}
+    done = subprocess.run(
+        [Path(sys.executable).with_name("ansible-playbook"), path],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+        env=os.environ | environment,
+    )
+    assert done.returncode == 2
+    assert "toolkit_wheelhouse /nowhere: no libraries are installed for this profile" in done.stdout
+    assert not (tmp_path / "tool").exists()
