@@ -1,5 +1,6 @@
 """Engine environments: content-addressed, immutable, never half-made."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -12,7 +13,14 @@ from pathlib import Path
 import pytest
 
 import toolkit
-from toolkit.build.environment import Environment, damage, environment_under, materialise
+from toolkit.build.environment import (
+    Environment,
+    damage,
+    environment_under,
+    locked_environment,
+    materialise,
+)
+from toolkit.build.lock import Lock
 from toolkit.errors import ToolkitError
 
 
@@ -115,12 +123,53 @@ def test_digest_and_differences_follow_versions_and_code() -> None:
         Path("/usr/bin/python3"), {"python": "3.11.2", "torch": "2.13.0", "triton": "3.6"}, "bb"
     )
     assert old.digest != new.digest
-    assert new.differences(old.versions, old.source) == [
+    assert new.differences(built(old)) == [
         "torch 2.11.0 -> 2.13.0",
         "triton none -> 3.6",
         "the toolkit's own code changed",
     ]
-    assert new.differences(new.versions, new.source) == []
+    assert new.differences(built(new)) == []
+    other = dataclasses.replace(new, python=Path("/opt/python3"))
+    assert other.differences(built(new)) == ["another interpreter: /opt/python3"]
+
+
+def built(environment: Environment) -> dict[str, object]:
+    """As a release's manifest tells of it."""
+    return {
+        "python": str(environment.python),
+        "versions": environment.versions,
+        "source": environment.source,
+        "lock": environment.lock,
+    }
+
+
+LOCK = Lock(
+    "embedded",
+    "torch==2.13.0 \\\n    --hash=sha256:aa\ntriton==3.9.0 \\\n    --hash=sha256:bb\n"
+    "numpy==2.2.6 ; python_version < '3.12' \\\n    --hash=sha256:cc\n"
+    "numpy==2.3.5 ; python_version >= '3.12' \\\n    --hash=sha256:dd\n",
+)
+INSTALLED = {"python": "3.11.2", "torch": "2.13.0+cpu", "numpy": "2.2.6", "uvicorn": "0.54.0"}
+
+
+def test_what_is_not_installed_yet_differs_by_what_its_lock_says(tmp_path: Path) -> None:
+    now = locked_environment(LOCK, tmp_path)
+    before = built(now) | {"versions": INSTALLED}
+    # The same lock: exactly that is installed again.
+    assert now.differences(before) == []
+    # Another one: its Python is not known yet, nor whether this torch asks for CUDA's libraries.
+    before["lock"] = "of another lock"
+    assert now.differences(before) == ["uvicorn 0.54.0 -> none"]
+    before["versions"] = {**INSTALLED, "torch": "2.11.0+cpu", "numpy": "1.26.4", "triton": "3.6.0"}
+    assert now.differences(before) == [
+        "numpy 1.26.4 -> 2.3.5",
+        "torch 2.11.0+cpu -> 2.13.0",
+        "triton 3.6.0 -> 3.9.0",
+        "uvicorn 0.54.0 -> none",
+    ]
+    before["versions"] = {key: INSTALLED[key] for key in ("python", "torch", "numpy")}
+    before["python"] = "/opt/ddtoolkit/envs/lib-of-another-lock/bin/python"
+    assert now.differences(before) == [f"libraries of another lock: {tmp_path / LOCK.folder_name}"]
 
 
 def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:

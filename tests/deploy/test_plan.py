@@ -19,7 +19,8 @@ PROFILE: dict[str, Any] = {"name": "x", "speculative": {"budget": 16}, "acceptan
 
 
 def manifest(**changes: Any) -> dict[str, Any]:
-    built = {"digest": ENVIRONMENT.digest, "versions": ENVIRONMENT.versions, "source": ENVIRONMENT.source}
+    built = {"python": str(ENVIRONMENT.python), "digest": ENVIRONMENT.digest}
+    built |= {"versions": ENVIRONMENT.versions, "source": ENVIRONMENT.source}
     return {"environment": built | changes, "checkpoints": {}}
 
 
@@ -146,7 +147,7 @@ def test_the_server_and_its_judgement_do_not_depend_on_what_is_only_recorded(nam
     [
         ({"versions": {"torch": "2.11.0"}}, "torch 2.11.0 -> 2.13.0"),
         ({"source": "bb"}, "the toolkit's own code changed"),
-        ({"digest": "other"}, "another interpreter: /usr/bin/python3"),
+        ({"python": "/opt/python3"}, "another interpreter: /usr/bin/python3"),
     ],
 )
 def test_a_changed_environment_is_built_and_its_reason_told(changes: dict[str, Any], reason: str) -> None:

@@ -16,16 +16,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import toolkit
 from toolkit.build.bootstrap import tree_digest
 from toolkit.build.libraries import install as libraries
-from toolkit.build.lock import Lock
+from toolkit.build.lock import CUDA, Lock
 from toolkit.errors import ToolkitError
 from toolkit.files import read_json
 
@@ -69,12 +70,15 @@ class Environment:
         versions: version of Python and of each library that matters to results.
         source: sha256 over the package's files.
         lock: sha256 of the lock that the libraries are of; None for an interpreter that was there before.
+        pins: versions that the lock allows of each library, as long as they are not installed; `versions` has
+            one of them then, and no `python`.
     """
 
     python: Path
     versions: dict[str, str]
     source: str
     lock: str | None = None
+    pins: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     @property
     def libraries(self) -> Path | None:
@@ -87,15 +91,38 @@ class Environment:
         content = json.dumps([str(self.python), self.versions, self.source], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
-    def differences(self, other: dict[str, str], source: str) -> list[str]:
-        """What differs from another environment's `versions` and `source`, a line each."""
-        names = sorted({*self.versions, *other})
+    def differences(self, built: Mapping[str, Any]) -> list[str]:
+        """What differs from the environment that a release's manifest tells of, a line each.
+
+        Of libraries that are yet to be installed only that is told which the lock says for sure.
+        """
+        before: dict[str, str] = built.get("versions", {})
         lines = [
-            f"{name} {other.get(name, 'none')} -> {self.versions.get(name, 'none')}"
-            for name in names
-            if other.get(name) != self.versions.get(name)
+            f"{name} {before.get(name, 'none')} -> {self.versions.get(name, 'none')}"
+            for name in sorted({*self.versions, *before})
+            if before.get(name) != self.versions.get(name) and not self._may_stay(name, before, built)
         ]
-        return [*lines, "the toolkit's own code changed"] if source != self.source else lines
+        if built.get("source") != self.source:
+            lines.append("the toolkit's own code changed")
+        if not lines and built.get("python") != str(self.python):
+            of_locks = self.lock is not None and built.get("lock") is not None
+            lines.append(
+                f"libraries of another lock: {self.libraries}"
+                if of_locks
+                else f"another interpreter: {self.python}"
+            )
+        return lines
+
+    def _may_stay(self, name: str, before: Mapping[str, str], built: Mapping[str, Any]) -> bool:
+        """Whether a library that is yet to be installed may turn out to be the one of before."""
+        if not self.pins:
+            return False
+        if built.get("lock") == self.lock or name == "python":
+            return True
+        version = before.get(name)
+        if version is None:
+            return name.startswith(CUDA)  # these come only with a torch that asks for them
+        return version.partition("+")[0] in {pin.partition("+")[0] for pin in self.pins.get(name, ())}
 
 
 def environment_under(python: str | None = None, engine: str = "embedded") -> Environment:
@@ -125,9 +152,14 @@ def environment_under(python: str | None = None, engine: str = "embedded") -> En
 def locked_environment(lock: Lock, environments: Path) -> Environment:
     """The environment of an engine whose libraries are of a lock, installed already or not yet."""
     folder = environments / lock.folder_name
-    installed = libraries.versions(folder) or lock.versions()
-    versions = {name: installed[name] for name in ("python", *_LIBRARIES[lock.engine]) if name in installed}
-    return Environment(libraries.interpreter(folder), versions, package_digest(), lock.sha256)
+    names = ("python", *_LIBRARIES[lock.engine])
+    installed, pins = libraries.versions(folder), dict[str, list[str]]()
+    if not installed:
+        for name, version in sorted(lock.pins()):
+            pins.setdefault(name, []).append(version)
+        installed = lock.versions()
+    versions = {name: installed[name] for name in names if name in installed}
+    return Environment(libraries.interpreter(folder), versions, package_digest(), lock.sha256, pins)
 
 
 def _versions(python: Path, libraries: Sequence[str]) -> dict[str, str]:

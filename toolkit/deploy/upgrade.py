@@ -21,10 +21,7 @@ def upgrade_changes(service: Deployed, current: Release) -> list[str]:
     """What differs between the environment of the current release and that of an upgraded one."""
     profile = profile_from_data(current.profile)
     environment = environment_of(profile, service.layout)
-    built = current.manifest.get("environment") or {}
-    changes = environment.differences(built.get("versions", {}), built.get("source", ""))
-    if not changes and built.get("digest") != environment.digest:
-        changes = [f"another interpreter: {environment.python}"]
+    changes = environment.differences(current.manifest.get("environment") or {})
     if (why := current.environment_damage()) is not None:
         changes.append(why)
     return changes

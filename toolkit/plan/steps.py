@@ -230,10 +230,7 @@ def _build_reasons(desired: Desired, observed: Observed) -> tuple[str, ...]:
         return (observed.damage,)
     if release is None:
         return ("nothing is built yet",)
-    built = release.manifest.get("environment", {})
-    reasons = desired.environment.differences(built.get("versions", {}), built.get("source", ""))
-    if not reasons and built.get("digest") != desired.environment.digest:
-        reasons = [f"another interpreter: {desired.environment.python}"]
+    reasons = desired.environment.differences(release.manifest.get("environment", {}))
     marks = release.manifest.get("checkpoints", {})
     roles = sorted({*marks, *desired.checkpoints})
     reasons += [
