@@ -85,16 +85,13 @@ def swap(
     from toolkit.cli.progress import Lines
     from toolkit.deploy.judging import Judging
     from toolkit.deploy.swap import swap as run_swap
-    from toolkit.release.controller import reserve
     from toolkit.release.locate import find_service
 
     service = find_service(name)
     require_yes(yes=yes, as_json=as_json)
     watcher = Lines(verbose=verbose).watcher()
     judging = Judging(new_baseline=new_baseline, experiment_seconds=seconds)
-    with reserve(
-        service.layout, service.name, "swap", wait=lock_wait, on_event=watcher.event, on_wait=watcher.waiting
-    ):
+    with watcher.reserve(service, "swap", wait=lock_wait):
         if not _tell_swap(service, sets or (), judging, prolong=prolong):
             _save(overlay)
             if as_json:
@@ -175,21 +172,13 @@ def rollback(
     from toolkit.deploy.rollback import rollback_target
     from toolkit.plan.steps import describe
     from toolkit.profile.loading import differences
-    from toolkit.release.controller import reserve
     from toolkit.release.host import ServiceHost
     from toolkit.release.locate import current_release, find_service
 
     service = find_service(name)
     require_yes(yes=yes, as_json=as_json)
     watcher = Lines(verbose=verbose).watcher()
-    with reserve(
-        service.layout,
-        service.name,
-        "rollback",
-        wait=lock_wait,
-        on_event=watcher.event,
-        on_wait=watcher.waiting,
-    ):
+    with watcher.reserve(service, "rollback", wait=lock_wait):
         host = ServiceHost(service.layout, service.name)
         current = current_release(service)
         target = rollback_target(host, current, release)

@@ -97,8 +97,7 @@ def deploy_profile(
     from toolkit.deploy.flow import deploy
     from toolkit.deploy.judging import Judging
     from toolkit.deploy.prepare import prepare
-    from toolkit.release.controller import reserve
-    from toolkit.release.locate import layout_of
+    from toolkit.release.locate import Deployed, layout_of
 
     if seed is not None:
         raise ConfigError("--seed needs an inventory", hint="add -i inventory.yaml")
@@ -106,15 +105,8 @@ def deploy_profile(
     watcher = Lines(verbose=verbose).watcher()
     profile = resolved.profile
     wheels = _wheels_here(profile, wheelhouse)
-    with reserve(
-        layout_of(profile),
-        profile.name,
-        f"deploy profile {name}",
-        wait=lock_wait,
-        on_event=watcher.event,
-        on_wait=watcher.waiting,
-        deploys=True,
-    ):
+    service = Deployed(profile.name, layout_of(profile))
+    with watcher.reserve(service, f"deploy profile {name}", wait=lock_wait, deploys=True):
         prepared = prepare(resolved)
         told = prepared.plan.to_json()
         told = told if wheels is None else wheels.planned(told)

@@ -59,20 +59,12 @@ def upgrade(
     from toolkit.deploy.judging import Judging
     from toolkit.deploy.upgrade import upgrade as run
     from toolkit.deploy.upgrade import upgrade_changes
-    from toolkit.release.controller import reserve
     from toolkit.release.locate import current_release, find_service
 
     service = find_service(name)
     require_yes(yes=yes, as_json=as_json)
     watcher, outcome = Lines(verbose=verbose).watcher(), None
-    with reserve(
-        service.layout,
-        service.name,
-        "upgrade",
-        wait=lock_wait,
-        on_event=watcher.event,
-        on_wait=watcher.waiting,
-    ):
+    with watcher.reserve(service, "upgrade", wait=lock_wait):
         current = current_release(service)
         changes = upgrade_changes(service, current)
         for line in changes or ["nothing to do, it runs on this version and its libraries"]:
@@ -179,9 +171,9 @@ def uninstall(
 
     service = find_removable(name)
     _ask(f"remove {service.name} from this machine", yes=yes, as_json=as_json)
-    lines = Lines(verbose=verbose)
+    watcher = Lines(verbose=verbose).watcher()
     try:
-        removal = run(service, purge=purge, wait=lock_wait, on_event=lines.event, on_wait=lines.waiting)
+        removal = run(service, purge=purge, wait=lock_wait, watcher=watcher)
     except StoppedWatchingError:
         raise StoppedWatchingError(
             f"interrupted; {service.name} may be stopped and removed in part",

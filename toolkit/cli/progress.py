@@ -37,10 +37,6 @@ class Lines:
         """A step begins."""
         say(f"{time.monotonic() - self._start:6.1f}s  {name:<16} {message}")
 
-    def waiting(self, message: str) -> None:
-        """The lock is another's: whose, and how long it is waited for."""
-        self.step("lock", message)
-
     def line(self, message: str) -> None:
         """Progress within a step."""
         if self._verbose and message:

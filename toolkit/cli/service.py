@@ -38,9 +38,9 @@ def _change(name: str | None, verb: Verb, where: fleet.Where | None, manner: fle
     service = find_service(name)
     require_yes(yes=manner.yes, as_json=manner.as_json)
     change = {"start": control.start, "stop": control.stop, "restart": control.restart}[verb]
-    lines = Lines(verbose=manner.verbose)
+    watcher = Lines(verbose=manner.verbose).watcher()
     outcome = change(
-        service.layout, service.name, wait=manner.lock_wait, on_event=lines.event, on_wait=lines.waiting
+        service.layout, service.name, wait=manner.lock_wait, on_event=watcher.event, on_wait=watcher.waiting
     )
     if manner.as_json:
         emit({"ok": outcome.exit_code == 0, "service": service.name, "outcome": outcome.to_json()})

@@ -13,7 +13,6 @@ from toolkit.deploy.watcher import Watcher
 from toolkit.errors import ToolkitError
 from toolkit.profile.secrets import require_secrets
 from toolkit.release.control import run_request
-from toolkit.release.controller import hold
 from toolkit.release.host import ServiceHost
 from toolkit.release.locate import remember
 from toolkit.release.lock import whoami
@@ -64,14 +63,7 @@ def deploy(
         return None
     words = (f"--ignore-check {name}" for name in ignored)
     command = " ".join([f"deploy profile {prepared.profile.name}", *words])
-    with hold(
-        prepared.service.layout,
-        prepared.service.name,
-        command,
-        wait=lock_wait,
-        on_event=watcher.event,
-        on_wait=watcher.waiting,
-    ) as session:
+    with watcher.hold(prepared.service, command, wait=lock_wait) as session:
         _refuse_if_moved(session.host, prepared.current)
         _repair(prepared, watcher)
         if not plan.has("release"):

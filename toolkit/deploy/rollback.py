@@ -10,7 +10,6 @@ from toolkit.errors import ConfigError
 from toolkit.profile.loading import differences, profile_from_data
 from toolkit.release import history
 from toolkit.release.control import run_request
-from toolkit.release.controller import hold
 from toolkit.release.host import ServiceHost
 from toolkit.release.locate import Deployed, current_release
 from toolkit.release.lock import whoami
@@ -40,9 +39,7 @@ def rollback(
         LockedError: another change is under way.
     """
     command = f"rollback {release_id or ''}".strip()
-    with hold(
-        service.layout, service.name, command, wait=lock_wait, on_event=watcher.event, on_wait=watcher.waiting
-    ) as session:
+    with watcher.hold(service, command, wait=lock_wait) as session:
         current = current_release(service)
         target = rollback_target(session.host, current, release_id)
         changes = tuple(differences(current.profile, target.profile))

@@ -18,7 +18,6 @@ from toolkit.profile.schema import Profile
 from toolkit.profile.secrets import require_secrets
 from toolkit.provision.lacks import missing
 from toolkit.provision.requirements import requirements
-from toolkit.release.controller import hold
 from toolkit.release.host import ServiceHost
 from toolkit.release.locate import Deployed, current_release
 from toolkit.release.request import Kind, Outcome
@@ -55,9 +54,7 @@ def swap(
         LockedError: another change is under way.
     """
     command = swap_command(sets, judging)
-    with hold(
-        service.layout, service.name, command, wait=lock_wait, on_event=watcher.event, on_wait=watcher.waiting
-    ) as session:
+    with watcher.hold(service, command, wait=lock_wait) as session:
         current = current_release(service)
         profile, changes = swap_changes(session.host, current, sets, judging)
         if not changes:

@@ -10,7 +10,6 @@ from toolkit.deploy.watcher import Watcher
 from toolkit.errors import ConfigError, ToolkitError
 from toolkit.profile.loading import profile_from_data
 from toolkit.release.control import run_request
-from toolkit.release.controller import hold
 from toolkit.release.host import ServiceHost
 from toolkit.release.locate import Deployed, current_release
 from toolkit.release.lock import whoami
@@ -67,9 +66,7 @@ def full_test(service: Deployed, watcher: Watcher, *, lock_wait: float) -> Outco
         LockedError: a change is under way.
     """
     command = "test --level full"
-    with hold(
-        service.layout, service.name, command, wait=lock_wait, on_event=watcher.event, on_wait=watcher.waiting
-    ) as session:
+    with watcher.hold(service, command, wait=lock_wait) as session:
         current = current_release(service)
         profile = profile_from_data(current.profile)
         if profile.speculative.algorithm != "DDTREE":

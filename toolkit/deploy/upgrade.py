@@ -11,7 +11,7 @@ from toolkit.deploy.releasing import NewRelease, release, require_made
 from toolkit.deploy.watcher import Watcher
 from toolkit.profile.loading import profile_from_data
 from toolkit.profile.secrets import require_secrets
-from toolkit.release.controller import Session, hold
+from toolkit.release.controller import Session
 from toolkit.release.locate import Deployed, current_release
 from toolkit.release.request import Outcome
 from toolkit.release.store import Release
@@ -52,14 +52,7 @@ def upgrade(
         LockedError: another change is under way.
         ToolkitError: the libraries cannot be installed; what serves was not touched.
     """
-    with hold(
-        service.layout,
-        service.name,
-        "upgrade",
-        wait=lock_wait,
-        on_event=watcher.event,
-        on_wait=watcher.waiting,
-    ) as session:
+    with watcher.hold(service, "upgrade", wait=lock_wait) as session:
         current = current_release(service)
         if not upgrade_changes(service, current):
             return None

@@ -247,8 +247,7 @@ def uninstall(args: Args, send: Send) -> dict[str, Any]:
         find_removable(args["service"]),
         purge=bool(args.get("purge")),
         wait=args["lock_wait"],
-        on_event=_watcher(send).event,
-        on_wait=_watcher(send).waiting,
+        watcher=_watcher(send),
         on_begun=UNATTENDED.set,
     )
     return removal.to_json()
@@ -332,14 +331,8 @@ def reserve(args: Args, send: Send) -> dict[str, Any]:
         if profile is None:
             return {"service": name, "transaction": None}
         layout = layout_of(profile_from_data(profile))
-    held = controller.reserve(
-        layout,
-        name,
-        args["command"],
-        wait=args["lock_wait"],
-        on_event=_watcher(send).event,
-        on_wait=_watcher(send).waiting,
-        deploys=profile is not None,
+    held = _watcher(send).reserve(
+        Deployed(name, layout), args["command"], wait=args["lock_wait"], deploys=profile is not None
     )
     RESERVED.enter_context(held)
     if not Path(toolkit.__file__).is_file():

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from toolkit.deploy.watcher import NOBODY, Watcher
 from toolkit.errors import ToolkitError
 from toolkit.layout import TOOL, Layout
 from toolkit.life import command
@@ -22,11 +23,9 @@ from toolkit.profile.schema import DEFAULT_USER
 from toolkit.provision.requirements import journal_drop_in
 from toolkit.release import control
 from toolkit.release.claims import claim, claims, removal
-from toolkit.release.controller import hold, reserve
 from toolkit.release.experiment import forget_experiment
 from toolkit.release.history import Entry, append
 from toolkit.release.host import ServiceHost
-from toolkit.release.journal import Event
 from toolkit.release.locate import Deployed, deployed_services, forget
 from toolkit.release.lock import whoami
 from toolkit.service import unit_files
@@ -68,8 +67,7 @@ def uninstall(
     *,
     purge: bool,
     wait: float,
-    on_event: Callable[[Event], None] | None = None,
-    on_wait: Callable[[str], None] | None = None,
+    watcher: Watcher = NOBODY,
     on_begun: Callable[[], None] | None = None,
 ) -> Removal:
     """Stop a service and remove it: unit, releases, state, cache.
@@ -81,8 +79,7 @@ def uninstall(
         service: the service.
         purge: also remove its history and, with the last service, the toolkit itself.
         wait: seconds to wait for the lock.
-        on_event: called with each event of the stop.
-        on_wait: called with a line on whom is waited for, and how long yet.
+        watcher: told of the stop, and of whom is waited for.
         on_begun: called once nobody is waited for any more.
 
     Raises:
@@ -93,19 +90,19 @@ def uninstall(
     done = Removal(service.name)
     words = "uninstall --purge" if purge else "uninstall"
     user = _user_of(host)
-    first = claim(service.layout, service.name, words, wait=wait, on_wait=on_wait, removing=True)
+    first = claim(service.layout, service.name, words, wait=wait, on_wait=watcher.waiting, removing=True)
     with removal(service.name, wait), first:
-        with reserve(service.layout, service.name, words, wait=wait, on_event=on_event, on_wait=on_wait):
+        with watcher.reserve(service, words, wait=wait):
             if on_begun is not None:
                 on_begun()
             if host.process_status().active:
-                outcome = control.stop(service.layout, service.name, on_event=on_event)
+                outcome = control.stop(service.layout, service.name, on_event=watcher.event)
                 if outcome.status != "committed":
                     raise ToolkitError(
                         f"{service.name} cannot be stopped: {outcome.message}; nothing was removed",
                         hint=outcome.hint,
                     )
-            with hold(service.layout, service.name, words):
+            with watcher.hold(service, words):
                 _remove_service(host, done, purge=purge)
         _remove_shared(service, done, user, purge=purge)
     return done
