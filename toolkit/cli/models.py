@@ -93,7 +93,7 @@ def add(
     A transfer that broke goes on where it was. Nothing that serves is touched.
     """
     from toolkit.cli.board import Board
-    from toolkit.fleet.fanout import Spread, bring_to_all, known_hosts
+    from toolkit.fleet.fanout import Fanout, Spread, known_hosts
 
     require_yes(yes=yes, as_json=as_json)
     requests, profile = _requests(source, revision, sets)
@@ -111,7 +111,7 @@ def add(
     for item in plans:
         _require_space(item)
     with Board(list(hosts), verbose=verbose) as board:
-        results = bring_to_all(requests, lacking, hosts, known, spread, board.tell)
+        results = Fanout(lacking, hosts, known, spread, board.tell).bring(requests)
     if as_json:
         _emit(results, inventory)
     for item in plans:

@@ -10,6 +10,7 @@ from typing import Any
 from toolkit.errors import ToolkitError
 from toolkit.profile.changes import Change
 from toolkit.release import history
+from toolkit.release.ending import end_record
 from toolkit.release.host import ServiceHost
 from toolkit.release.lock import whoami
 from toolkit.release.request import Outcome, Request
@@ -71,18 +72,5 @@ def record(host: ServiceHost, command: str, wanted: Sequence[Recorded], changes:
             changed.restore_record(before, sources)
         raise
     keys = ", ".join(change.key for change in changes)
-    outcome = Outcome(
-        "committed",
-        f"{keys}: on record; the server does not depend on it, and nothing was restarted",
-        request.kind,
-        release=release.id,
-        base=release.id,
-        serving=release.id if host.process_status().active else None,
-        seconds={"total": round(time.monotonic() - begin, 3)},
-        transaction=request.id,
-    )
-    try:
-        history.append(host.paths, history.entry_of(request, outcome))
-    except ToolkitError as error:
-        raise ToolkitError(f"{outcome.message}, but {error.message}", hint=error.hint) from error
-    return outcome
+    message = f"{keys}: on record; the server does not depend on it, and nothing was restarted"
+    return end_record(host, request, message, begin)

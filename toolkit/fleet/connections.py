@@ -7,7 +7,6 @@ import getpass
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -15,7 +14,7 @@ from typing import Any, Self
 from toolkit.errors import ToolkitError, UnreachableError
 from toolkit.inventory.commands import command
 from toolkit.inventory.host import Host
-from toolkit.remote.absence import PATIENCE, RETRY
+from toolkit.remote.absence import Absence
 from toolkit.remote.agent import Agent, Tell, agent_on
 
 
@@ -92,7 +91,7 @@ class Connections:
             if last is None and name not in self._before:
                 raise
             tell({"step": ["reconnect", error.message]})
-        return self._resume(name, args["service"], watch, lambda: last)
+            return self._resume(name, args["service"], error, watch, lambda: last)
 
     def serves(self, name: str, service: str) -> bool:
         """Whether the service answers on a host; False also where the host cannot be asked."""
@@ -126,24 +125,32 @@ class Connections:
         args = {"service": service, "command": command, "lock_wait": wait, "profile": profile}
         self._before[name] = self.call(name, "reserve", args, tell)["transaction"]
 
-    def _resume(self, name: str, service: str, tell: Tell, last: Callable[[], dict[str, Any] | None]) -> Any:
-        end = time.monotonic() + PATIENCE
+    def _resume(
+        self,
+        name: str,
+        service: str,
+        error: UnreachableError,
+        tell: Tell,
+        last: Callable[[], dict[str, Any] | None],
+    ) -> Any:
+        away, hint = Absence(), command([self.hosts[name]], f"status {service}")
+
+        def heard(message: dict[str, Any]) -> None:
+            away.end()
+            tell(message)
+
         while True:
+            goes_on = "goes on" if last() else "may have been begun, and goes on then,"
+            away.wait(error, f"the change {goes_on} on the host by itself", tell, hint)
             with self._guard:
                 self._agents.pop(name, None)
             args = {"service": service, "last": last()}
             if last() is None:
                 args["after"] = self._before[name]
             try:
-                return self.call(name, "follow", args, tell)
-            except UnreachableError as error:
-                if time.monotonic() > end:
-                    goes_on = "goes on" if last() else "may have been begun, and goes on then,"
-                    raise UnreachableError(
-                        f"{error.message}; the change {goes_on} on the host by itself",
-                        hint=command([self.hosts[name]], f"status {service}"),
-                    ) from error
-            time.sleep(RETRY)
+                return self.call(name, "follow", args, heard)
+            except UnreachableError as again:
+                error = again
 
     def _agent(self, name: str) -> Agent:
         with self._guard:

@@ -16,7 +16,7 @@ from toolkit.fleet.bare import Bare, bare_of, with_bare
 from toolkit.fleet.change import change_in_turn
 from toolkit.fleet.connections import Connections
 from toolkit.fleet.drain import Balancer, TellHost
-from toolkit.fleet.fanout import Spread, bring_to_all, known_hosts, with_weights
+from toolkit.fleet.fanout import Fanout, Spread, known_hosts, with_weights
 from toolkit.fleet.halt import others_not_begun
 from toolkit.fleet.many import at_once
 from toolkit.fleet.results import HostResult
@@ -207,7 +207,8 @@ def bring_weights(
         return list(plans)
     hosts = {name: connections.hosts[name] for name in lacking}
     known = known_hosts(connections.hosts, wanted.weights, spread, inventory)
-    done = {item.host: item for item in bring_to_all(wanted.weights, lacking, hosts, known, spread, tell)}
+    fanout = Fanout(lacking, hosts, known, spread, tell)
+    done = {item.host: item for item in fanout.bring(wanted.weights)}
     return others_not_begun(plans, done, "not begun, since the transfer to {} failed")
 
 

@@ -45,72 +45,98 @@ class Spread:
     seed: str | None = None
 
 
-def bring_to_all(
-    requests: Sequence[Request],
-    lacking: Mapping[str, Sequence[str]],
-    hosts: Mapping[str, Host],
-    known: Mapping[str, Host],
-    spread: Spread,
-    tell: TellHost,
-) -> list[HostResult]:
-    """Have every host complete.
+@dataclass(frozen=True, slots=True)
+class Fanout:
+    """A transfer of checkpoints to hosts.
 
-    Args:
-        requests: one a checkpoint.
+    Attributes:
         lacking: the folders that each host lacks; a host with none has them all.
         hosts: the hosts.
         known: all hosts of the inventory, among which a peer may be.
         spread: how.
         tell: told of the progress.
-
-    Returns:
-        A result for each host that lacked something: what it was brought, by folder.
-
-    Raises:
-        ConfigError: the seed is no host of the inventory.
     """
-    failed: dict[str, HostResult] = {}
-    brought: dict[str, dict[str, Any]] = {}
-    for request in requests:
-        source = wish_of(request).origin.source
-        wanting = [name for name in hosts if source.folder in lacking.get(name, ()) and name not in failed]
-        for item in _bring(request, source, wanting, lacking, hosts, known, spread, tell):
-            if item.ok:
-                brought.setdefault(item.host, {})[source.folder] = item.value
-            else:
-                failed[item.host] = item
-    names = [name for name in hosts if lacking.get(name)]
-    return [failed.get(name) or HostResult(name, brought.get(name, {})) for name in names]
 
+    lacking: Mapping[str, Sequence[str]]
+    hosts: Mapping[str, Host]
+    known: Mapping[str, Host]
+    spread: Spread
+    tell: TellHost
 
-def _bring(
-    request: Request,
-    source: Source,
-    wanting: Sequence[str],
-    lacking: Mapping[str, Sequence[str]],
-    hosts: Mapping[str, Host],
-    known: Mapping[str, Host],
-    spread: Spread,
-    tell: TellHost,
-) -> list[HostResult]:
-    if not wanting:
-        return []
-    if spread.seed == NO_SEED and source.kind != "peer":
-        return at_once(wanting, lambda name: _add(known[name], request, tell), limit=spread.limit)
-    having = [name for name in hosts if name in lacking and source.folder not in lacking[name]]
-    seed = _seed(source, spread, having, wanting)
-    if seed not in known:
-        raise ConfigError(f"{source}: {seed} is no host of the inventory", hint=f"one of {', '.join(known)}")
-    first: list[HostResult] = []
-    if source.kind != "peer" and seed not in having:
-        first = at_once([seed], lambda name: _add(known[name], request, tell), limit=1)
-        if not first[0].ok:
-            rest = [name for name in wanting if name != seed]
-            skipped = f"not begun, since {seed}, which it was to fetch from, failed"
-            return [*first, *(HostResult(name, skipped=skipped) for name in rest)]
-    others = [name for name in wanting if name != seed]
-    done = _from_seed(request, source, known[seed], others, known, spread, tell) if others else []
-    return [item for item in (*first, *done) if item.host in wanting]
+    def bring(self, requests: Sequence[Request]) -> list[HostResult]:
+        """Have every host complete.
+
+        Args:
+            requests: one a checkpoint.
+
+        Returns:
+            A result for each host that lacked something: what it was brought, by folder.
+
+        Raises:
+            ConfigError: the seed is no host of the inventory.
+        """
+        failed: dict[str, HostResult] = {}
+        brought: dict[str, dict[str, Any]] = {}
+        for request in requests:
+            source = wish_of(request).origin.source
+            wanting = [name for name in self.hosts if self._lacks(name, source) and name not in failed]
+            for item in self._bring(request, source, wanting):
+                if item.ok:
+                    brought.setdefault(item.host, {})[source.folder] = item.value
+                else:
+                    failed[item.host] = item
+        names = [name for name in self.hosts if self.lacking.get(name)]
+        return [failed.get(name) or HostResult(name, brought.get(name, {})) for name in names]
+
+    def _lacks(self, name: str, source: Source) -> bool:
+        return source.folder in self.lacking.get(name, ())
+
+    def _bring(self, request: Request, source: Source, wanting: Sequence[str]) -> list[HostResult]:
+        """One checkpoint to all that want it."""
+        if not wanting:
+            return []
+
+        def add(name: str) -> dict[str, Any]:
+            self.tell(name, {"step": ["weights", f"{source}"]})
+            return ask(self.known[name], "add", request, partial(self.tell, name))
+
+        if self.spread.seed == NO_SEED and source.kind != "peer":
+            return at_once(wanting, add, limit=self.spread.limit)
+        having = [name for name in self.hosts if name in self.lacking and not self._lacks(name, source)]
+        seed = _seed(source, self.spread, having, wanting)
+        if seed not in self.known:
+            hint = f"one of {', '.join(self.known)}"
+            raise ConfigError(f"{source}: {seed} is no host of the inventory", hint=hint)
+        first: list[HostResult] = []
+        if source.kind != "peer" and seed not in having:
+            first = at_once([seed], add, limit=1)
+            if not first[0].ok:
+                rest = [name for name in wanting if name != seed]
+                skipped = f"not begun, since {seed}, which it was to fetch from, failed"
+                return [*first, *(HostResult(name, skipped=skipped) for name in rest)]
+        others = [name for name in wanting if name != seed]
+        done = self._from_seed(request, source, self.known[seed], others) if others else []
+        return [item for item in (*first, *done) if item.host in wanting]
+
+    def _from_seed(
+        self, request: Request, source: Source, seed: Host, others: Sequence[str]
+    ) -> list[HostResult]:
+        """Let the others fetch from the seed; one that cannot reach it fetches from the source."""
+        grant = _grant(seed)
+        try:
+            peer = _open(request, source, seed, grant, self.tell)
+        except ToolkitError as error:
+            return [HostResult(name, error=error) for name in others]
+
+        def one(name: str) -> dict[str, Any]:
+            self.tell(name, {"step": ["weights", f"{source.folder} from {seed.name}"]})
+            return ask(self.known[name], "add", {**request, "peer": peer}, partial(self.tell, name))
+
+        try:
+            return at_once(others, one, limit=self.spread.limit)
+        finally:
+            with contextlib.suppress(ToolkitError):  # it ends by itself
+                ask(seed, "unseed", {"peer": peer}, _nobody)
 
 
 def _seed(source: Source, spread: Spread, having: Sequence[str], wanting: Sequence[str]) -> str:
@@ -119,38 +145,6 @@ def _seed(source: Source, spread: Spread, having: Sequence[str], wanting: Sequen
     if spread.seed not in (None, NO_SEED):
         return str(spread.seed)
     return (having or wanting)[0]
-
-
-def _add(host: Host, request: Request, tell: TellHost) -> dict[str, Any]:
-    tell(host.name, {"step": ["weights", f"{wish_of(request).origin.source}"]})
-    return ask(host, "add", request, partial(tell, host.name))
-
-
-def _from_seed(
-    request: Request,
-    source: Source,
-    seed: Host,
-    others: Sequence[str],
-    known: Mapping[str, Host],
-    spread: Spread,
-    tell: TellHost,
-) -> list[HostResult]:
-    """Let the others fetch from the seed; one that cannot reach it fetches from the source."""
-    grant = _grant(seed)
-    try:
-        peer = _open(request, source, seed, grant, tell)
-    except ToolkitError as error:
-        return [HostResult(name, error=error) for name in others]
-
-    def one(name: str) -> dict[str, Any]:
-        tell(name, {"step": ["weights", f"{source.folder} from {seed.name}"]})
-        return ask(known[name], "add", {**request, "peer": peer}, partial(tell, name))
-
-    try:
-        return at_once(others, one, limit=spread.limit)
-    finally:
-        with contextlib.suppress(ToolkitError):  # it ends by itself
-            ask(seed, "unseed", {"peer": peer}, _nobody)
 
 
 def _grant(seed: Host) -> dict[str, Any]:

@@ -97,6 +97,35 @@ def end(host: ServiceHost, request: Request, steps: Steps, status: Status, words
     return outcome
 
 
+def end_record(host: ServiceHost, request: Request, message: str, begin: float) -> Outcome:
+    """The end of a change of which the server felt nothing, and which took no transaction; in the history.
+
+    Args:
+        host: the service.
+        request: what was asked for, of kind `record`.
+        message: how it ended.
+        begin: when it was begun, by the monotonic clock.
+
+    Raises:
+        ToolkitError: it is done, but the history cannot be written.
+    """
+    outcome = Outcome(
+        status="committed",
+        message=message,
+        kind=request.kind,
+        release=request.release,
+        base=request.base,
+        serving=request.release if host.process_status().active else None,
+        seconds={"total": round(time.monotonic() - begin, 3)},
+        transaction=request.id,
+    )
+    try:
+        history.append(host.paths, history.entry_of(request, outcome))
+    except ToolkitError as error:
+        raise ToolkitError(f"{message}, but {error.message}", hint=error.hint) from error
+    return outcome
+
+
 def _serving(host: ServiceHost, status: Status) -> str | None:
     """What serves now; where no step has just seen a token, one is asked for."""
     process = host.process_status()

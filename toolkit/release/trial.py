@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from toolkit.errors import ToolkitError
 from toolkit.profile.loading import differences
-from toolkit.release import history
+from toolkit.release.ending import end_record
 from toolkit.release.experiment import Experiment, prolong, read_experiment
 from toolkit.release.host import ServiceHost
 from toolkit.release.lock import whoami
@@ -100,15 +100,8 @@ def go_on(host: ServiceHost, current: Release, command: str, seconds: float) -> 
     except OSError as error:
         said = f"{host.paths.state}: the experiment's end cannot be written: {error.strerror}"
         raise ToolkitError(said, hint="free some space; it ends when it was to end before") from error
-    serving = current.id if host.process_status().active else None
     message = f"{current.id} goes on, an experiment that {ends}; nothing was restarted"
-    spent = {"total": round(time.monotonic() - begin, 3)}
-    outcome = Outcome(
-        "committed", message, request.kind, release=current.id, base=current.id, serving=serving,
-        seconds=spent, transaction=request.id,
-    )  # fmt: skip
-    history.append(host.paths, history.entry_of(request, outcome))
-    return outcome
+    return end_record(host, request, message, begin)
 
 
 def _running(host: ServiceHost, current: Release | None) -> Experiment | None:
