@@ -61,6 +61,8 @@ def _judge_stopped(run: Run, found: Look) -> None:
         run.problems.append(f"half deployed: {found['unit']}, current {found['current']}")
     if found["unit"]["enabled"] == "enabled":
         run.problems.append("what failed would be started at the next boot")
+    if found["unit_release"] is not None:
+        run.problems.append(f"the unit file of {found['unit_release']} is left")
 
 
 def _judge_serving(run: Run, found: Look) -> None:
