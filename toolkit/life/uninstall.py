@@ -7,6 +7,7 @@ import pwd
 import secrets
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,9 +91,17 @@ def uninstall(
     done = Removal(service.name)
     words = "uninstall --purge" if purge else "uninstall"
     user = _user_of(host)
-    first = claim(service.layout, service.name, words, wait=wait, on_wait=watcher.waiting, removing=True)
-    with removal(service.name, wait), first:
-        with watcher.reserve(service, words, wait=wait):
+    end = time.monotonic() + wait
+
+    def left() -> float:
+        return max(end - time.monotonic(), 0.0)
+
+    def mine() -> contextlib.AbstractContextManager[None]:
+        tell = watcher.waiting
+        return claim(service.layout, service.name, words, wait=left(), on_wait=tell, removing=True)
+
+    with removal(service.name, wait), mine():
+        with watcher.reserve(service, words, wait=left()):
             if on_begun is not None:
                 on_begun()
             if host.process_status().active:

@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from toolkit.errors import LockedError, ToolkitError
 from toolkit.files import PRIVATE_FILE, flocked, json_bytes, read_json
 from toolkit.layout import Layout, records
-from toolkit.release.lock import Waiting, holder_here
+from toolkit.release.lock import LockInfo, Waiting, holder_here
 
 _POLL = 0.2
 _LOOK = 0.1  # seconds; whoever looks at a lock holds it for a moment
@@ -55,9 +56,9 @@ def claim(
         return _said(name, path)
 
     with _taken(path, wait, busy, on_wait, beside=None if removing else _removals()) as fd:
-        root = None if layout.root is None else str(layout.root)
+        told = {"holder": holder_here(command).to_json(), "root": _root(layout)}
         with contextlib.suppress(OSError):  # the words alone are missed on a full disk
-            os.pwrite(fd, json_bytes({**holder_here(command).to_json(), "name": name, "root": root}), 0)
+            os.pwrite(fd, json_bytes(told), 0)
         yield
 
 
@@ -68,12 +69,11 @@ def claims(layout: Layout, *, but: str = "") -> list[str]:
         name = path.name.removesuffix(_END)[1:]
         if name == but or not flocked(path):
             continue
-        value = read_json(path)
-        root = None if layout.root is None else str(layout.root)
-        if not isinstance(value, dict):  # it was made just now
+        holder, root = _read(path)
+        if holder is None:  # it was made just now
             found.append(name)
-        elif value.get("root") == root:
-            found.append(f"{name} ({value.get('command')} by {value.get('who')})")
+        elif root == _root(layout):
+            found.append(f"{name} ({holder.command} by {holder.who})")
     return found
 
 
@@ -106,7 +106,7 @@ def _taken(
 
     Whoever holds `beside` looks at such files after that, so that one of both always sees the other.
     """
-    end, waiting = time.monotonic() + max(wait, _LOOK), Waiting(on_wait)
+    end, waiting = time.monotonic() + max(wait, _LOOK), Waiting(on_wait if wait else None)
     while True:
         why = ""
         if (fd := _take(path)) is None:
@@ -162,7 +162,19 @@ def _removing(name: str) -> str:
 
 
 def _said(name: str, path: Path) -> str:
-    value = read_json(path)
-    if not isinstance(value, dict):
+    holder, _ = _read(path)
+    if holder is None:
         return f"{name} is locked by someone who has just begun"
-    return f"{name} is locked by {value.get('who')}: {value.get('command')}"
+    return f"{name} is locked by {holder.who} {holder.held()}: {holder.command}"
+
+
+def _read(path: Path) -> tuple[LockInfo | None, Any]:
+    """Who claims something, and below which root; None as long as that is not written."""
+    value = read_json(path)
+    with contextlib.suppress(TypeError, KeyError):
+        return LockInfo(**value["holder"]), value["root"]
+    return None, None
+
+
+def _root(layout: Layout) -> str | None:
+    return None if layout.root is None else str(layout.root)
