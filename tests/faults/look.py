@@ -98,7 +98,7 @@ def stray():
     found += [
         path
         for name in names(Path("/var/cache/ddtoolkit"))
-        if (path := Path("/var/cache/ddtoolkit") / name) and name.startswith(".")
+        if (path := Path("/var/cache/ddtoolkit") / name) and name.startswith(".") and name != ".build"
     ]
     return [str(path) for path in found]
 

@@ -9,6 +9,8 @@ import pytest
 
 from toolkit.build import bootstrap
 from toolkit.build.environment import Environment, abandoned, materialise
+from toolkit.layout import records
+from toolkit.release.claims import claim
 from toolkit.release.controller import hold
 
 
@@ -102,3 +104,18 @@ def test_half_made_copies_of_the_toolkit_are_removed_unless_they_are_being_made(
     os.close(fd)
     bootstrap.clear(tmp_path)
     assert not alive.exists()
+
+
+def test_the_claim_of_a_killed_first_deploy_is_removed_and_a_living_one_stays(
+    settled, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (claims_of := records()).mkdir(parents=True)
+    others = claims_of / ".other.first"
+    for path in (claims_of / f".{settled.name}.first", others):
+        path.touch()
+    with hold(settled.layout, settled.name, "next"):
+        assert list(claims_of.iterdir()) == [others]
+    with claim(settled.layout, settled.name, "deploy"), hold(settled.layout, settled.name, "next"):
+        assert (claims_of / f".{settled.name}.first").is_file()
+    assert list(claims_of.iterdir()) == [others]

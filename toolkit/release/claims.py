@@ -50,7 +50,7 @@ def claim(
         LockedError: another one is at work.
         ToolkitError: the file cannot be made.
     """
-    path = records() / f".{name}{_END}"
+    path = _file(name)
 
     def busy() -> str:
         return _said(name, path)
@@ -75,6 +75,13 @@ def claims(layout: Layout, *, but: str = "") -> list[str]:
         elif root == _root(layout):
             found.append(f"{name} ({holder.command} by {holder.who})")
     return found
+
+
+def abandoned(name: str) -> Iterator[Path]:
+    """What a killed process has left of its claim on a service."""
+    path = _file(name)
+    if path.is_file() and not flocked(path):
+        yield path
 
 
 @contextmanager
@@ -151,6 +158,10 @@ def _drop(path: Path, fd: int) -> None:
     with contextlib.suppress(OSError):
         for folder in list(path.parents)[:4]:
             folder.rmdir()
+
+
+def _file(name: str) -> Path:
+    return records() / f".{name}{_END}"
 
 
 def _removals() -> Path:

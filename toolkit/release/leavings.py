@@ -14,6 +14,7 @@ from pathlib import Path
 
 from toolkit.build.environment import abandoned
 from toolkit.files import temporaries
+from toolkit.release import claims
 from toolkit.release.host import ServiceHost
 from toolkit.release.store import PENDING_FILE, STAGING
 from toolkit.service import unit_files
@@ -45,6 +46,7 @@ def _leavings(host: ServiceHost) -> Iterator[Path]:
     for unit in (unit_name(host.name), RECOVER_UNIT):
         yield from temporaries(unit_files.FOLDER, unit)
     yield from abandoned(host.layout.environments)
+    yield from claims.abandoned(host.name)
 
 
 def _secrets(host: ServiceHost) -> Iterator[Path]:
