@@ -52,7 +52,8 @@ def repeat_inside(bench: Bench, scenario: Scenario, run: Run) -> str:
     with agent(bench, tools[0]) as ask:
         status = ask("status", {"service": NAME}, fails_as=[])
         judge_status(run, status[0] if status else {"state": "absent"})
-        ask("reserve", {"service": NAME, "command": "again", "lock_wait": 0})
+        profile = None if scenario.repeat[0] == "swap" else desired(bench)["profile"]
+        ask("reserve", {"service": NAME, "command": "again", "lock_wait": 0, "profile": profile})
         return _change(bench, ask, scenario, run)
 
 

@@ -49,7 +49,7 @@ def ended(process: subprocess.Popen[str], status: int = 0) -> tuple[dict[str, An
     return json.loads(out)["hosts"]["ct200"], said
 
 
-def test_two_first_deploys_at_once_take_turns(begin: Begin) -> None:
+def test_two_first_deploys_at_once_take_turns(machine: Host, begin: Begin) -> None:
     first = begin(*DEPLOY)
     assert first.stderr is not None
     said = ""
@@ -63,3 +63,5 @@ def test_two_first_deploys_at_once_take_turns(begin: Begin) -> None:
     assert "speculative.budget: 8 -> 7" in said
     outcome = result["result"]["outcome"]
     assert (outcome["status"], outcome["base"]) == ("committed", base)
+    records = machine.path("/root/.local/state/ddtoolkit/services")
+    assert [path.name for path in records.iterdir()] == [f"{NAME}.json"]

@@ -106,9 +106,7 @@ def test_half_made_copies_of_the_toolkit_are_removed_unless_they_are_being_made(
     assert not alive.exists()
 
 
-def test_the_claim_of_a_killed_first_deploy_is_removed_and_a_living_one_stays(
-    settled, tmp_path, monkeypatch
-):
+def test_the_claim_of_a_killed_first_deploy_is_removed_and_a_living_one_stays(settled, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (claims_of := records()).mkdir(parents=True)
     others = claims_of / ".other.first"
