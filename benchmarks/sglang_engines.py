@@ -146,6 +146,15 @@ def settings(items: list[str]) -> dict[str, Any]:
     return {key: json.loads(value) for key, _, value in (item.partition("=") for item in items)}
 
 
+def pair_parser(doc: str | None) -> argparse.ArgumentParser:
+    """A command line that is told by a program's first line, and names a pair of models."""
+    parser = argparse.ArgumentParser(description=(doc or "").split("\n")[0])
+    bundled = ROOT / "toolkit/ddtree/bundled"
+    parser.add_argument("--target", type=Path, default=bundled / "target")
+    parser.add_argument("--drafter", type=Path, default=bundled / "drafter")
+    return parser
+
+
 def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """The command line, with what every program beside this one takes."""
     parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON", help="engine argument")

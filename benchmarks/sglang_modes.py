@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.sglang_engines import ROOT, Child, settings
+from benchmarks.sglang_engines import ROOT, Child, pair_parser, settings
 from benchmarks.sglang_judge import Judge
 from benchmarks.sglang_suites import LINEAR, SUITES, SYNC_CHECK, modes
 
@@ -64,10 +64,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    bundled = ROOT / "toolkit/ddtree/bundled"
-    parser.add_argument("--target", type=Path, default=bundled / "target")
-    parser.add_argument("--drafter", type=Path, default=bundled / "drafter")
+    parser = pair_parser(__doc__)
     parser.add_argument("--suite", choices=SUITES, default="small")
     parser.add_argument("--levels", type=levels, default=[1, 4, 16], help="requests at a time")
     parser.add_argument("--prompts", type=int, default=16)

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.sglang_engines import CPU_ARGUMENTS, ON_CPU, ROOT, Child, Mode, parsed, settings
+from benchmarks.sglang_engines import CPU_ARGUMENTS, ON_CPU, Child, Mode, pair_parser, parsed, settings
 from benchmarks.sglang_modes import read_prompts
 from benchmarks.sglang_profiled import FIRST, STEPS
 
@@ -61,10 +61,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    bundled = ROOT / "toolkit/ddtree/bundled"
-    parser.add_argument("--target", type=Path, default=bundled / "target")
-    parser.add_argument("--drafter", type=Path, default=bundled / "drafter")
+    parser = pair_parser(__doc__)
     parser.add_argument("--tokens", type=int, default=TOKENS, help="of each decoding")
     parser.add_argument("--cpu", action="store_true", help="in the environment of scripts/sglang_env.sh")
     return parsed(parser)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.sglang_engines import ROOT, Child, Mode, parsed, settings
+from benchmarks.sglang_engines import Child, Mode, pair_parser, parsed, settings
 from benchmarks.sglang_judge import Judge
 from benchmarks.sglang_modes import levels, machine, read_prompts
 
@@ -125,10 +125,7 @@ def report(args: argparse.Namespace, prompts: list[list[int]], told: dict[int, d
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    bundled = ROOT / "toolkit/ddtree/bundled"
-    parser.add_argument("--target", type=Path, default=bundled / "target")
-    parser.add_argument("--drafter", type=Path, default=bundled / "drafter")
+    parser = pair_parser(__doc__)
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--sizes", type=levels, default=[1, 2], help="tensor-parallel sizes")

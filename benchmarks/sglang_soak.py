@@ -29,7 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.sglang_client import Client, Reply
-from benchmarks.sglang_engines import CPU_ARGUMENTS, ROOT, install
+from benchmarks.sglang_engines import CPU_ARGUMENTS, ROOT, install, pair_parser, parsed, settings
 from benchmarks.sglang_judge import Judge
 from benchmarks.sglang_modes import levels, machine, read_prompts
 
@@ -181,6 +181,7 @@ class Server:
         else:
             program = ["-m", "sglang.launch_server"]
             flags |= {"dtype": "bfloat16", "cuda-graph-max-bs-decode": most}
+        flags |= {key.replace("_", "-"): value for key, value in settings(args.set).items()}
         switches = ["constrained-json-disable-any-whitespace", "enable-metrics"]
         switches += [key for key, value in flags.items() if value is True]
         words = [
@@ -337,18 +338,13 @@ def keep(args: argparse.Namespace, result: dict[str, Any]) -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    bundled = ROOT / "toolkit/ddtree/bundled"
-    parser.add_argument("--target", type=Path, default=bundled / "target")
-    parser.add_argument("--drafter", type=Path, default=bundled / "drafter")
+    parser = pair_parser(__doc__)
     parser.add_argument("--prompts", type=int, default=24)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--levels", type=levels, default=[16, 32, 64, 48], help="requests at a time, in turn")
     parser.add_argument("--longest", type=levels, default=[900, 400], help="tokens of prompts and answers")
     parser.add_argument("--cpu", action="store_true", help="in the environment of scripts/sglang_env.sh")
-    parser.add_argument("--logs", type=Path, required=True, help="where the server's log goes")
-    parser.add_argument("--out", type=Path)
-    return parser.parse_args()
+    return parsed(parser)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.sglang_engines import ROOT, Child, Mode, parsed, settings
+from benchmarks.sglang_engines import Child, Mode, pair_parser, parsed, settings
 from benchmarks.sglang_modes import levels, machine, read_prompts
 
 TREE = {"speculative_num_steps": 3, "speculative_eagle_topk": 2, "speculative_num_draft_tokens": 6}
@@ -137,10 +137,7 @@ def eagle3(target: Path, folder: Path) -> Path:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    bundled = ROOT / "toolkit/ddtree/bundled"
-    parser.add_argument("--target", type=Path, default=bundled / "target")
-    parser.add_argument("--drafter", type=Path, default=bundled / "drafter")
+    parser = pair_parser(__doc__)
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--levels", type=levels, default=[1, 16], help="requests at a time")
