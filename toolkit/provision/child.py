@@ -44,20 +44,27 @@ def _on_event(event: dict[str, Any]) -> bool:
                 "task": data.get("task", ""),
                 "host": data.get("host", ""),
                 "outcome": outcome,
-                "message": _message(result, outcome),
+                "message": message_of(result, outcome),
                 "diff": diff_text(result) if outcome == "changed" else "",
             }
         )
     return False
 
 
-def _message(result: dict[str, Any], outcome: str) -> str:
-    """What Ansible says of a task; of gathered facts the reason lies with the module that failed."""
-    said = [str(result.get("msg") or (outcome != "ok" and result.get("stderr")) or "")]
-    for failed in (result.get("failed_modules") or {}).values():
-        words = str(failed.get("module_stderr") or failed.get("module_stdout") or failed.get("msg") or "")
-        said.append(" ".join(words.split())[:500])
+def message_of(result: dict[str, Any], outcome: str) -> str:
+    """What Ansible says of a task; where a module gave no result, also what came in its place, as of sudo."""
+    said = [str(result.get("msg") or (outcome != "ok" and result.get("stderr")) or ""), _in_its_place(result)]
+    for failed in (result.get("failed_modules") or {}).values():  # of gathered facts
+        said.append(_in_its_place(failed) or _line(failed.get("msg")))
     return " ".join(filter(None, said))
+
+
+def _in_its_place(result: dict[str, Any]) -> str:
+    return _line(result.get("module_stderr") or result.get("module_stdout"))
+
+
+def _line(words: Any) -> str:
+    return " ".join(str(words or "").split())[:500]
 
 
 def _options(request: dict[str, Any]) -> list[str]:
