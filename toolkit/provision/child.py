@@ -54,8 +54,8 @@ def _on_event(event: dict[str, Any]) -> bool:
 def message_of(result: dict[str, Any], outcome: str) -> str:
     """What Ansible says of a task; where a module gave no result, also what came in its place, as of sudo."""
     said = [str(result.get("msg") or (outcome != "ok" and result.get("stderr")) or ""), _in_its_place(result)]
-    for failed in (result.get("failed_modules") or {}).values():  # of gathered facts
-        said.append(_in_its_place(failed) or _line(failed.get("msg")))
+    gathered = (result.get("failed_modules") or {}).values()
+    said += [_in_its_place(failed) or _line(failed.get("msg")) for failed in gathered]
     return " ".join(filter(None, said))
 
 
