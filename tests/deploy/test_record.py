@@ -4,6 +4,7 @@ import json
 import re
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +35,7 @@ RATE = "host.download_rate"
 
 
 @pytest.fixture
-def staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+def staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     """A home with a release that was accepted and is stopped."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
@@ -65,7 +66,10 @@ def staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     (release.path / "acceptance.json").write_bytes(json_bytes({}))
     store.switch(name)
     remember(Deployed("local", layout))
-    return Site(tmp_path, profile, port)
+    yield Site(tmp_path, profile, port)
+    forget_experiment(
+        paths
+    )  # its timer, which a command may have started, goes away, and starts nothing later
 
 
 def steps(shown: dict[str, object]) -> list[str]:
