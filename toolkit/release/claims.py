@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from typing import Any
 from toolkit.errors import LockedError, ToolkitError
 from toolkit.files import PRIVATE_FILE, flocked, json_bytes, read_json
 from toolkit.layout import Layout, records
-from toolkit.release.lock import LockInfo, Waiting, holder_here
+from toolkit.release.lock import LockInfo, Waiting, holder_here, sound
 
 _POLL = 0.2
 _LOOK = 0.1  # seconds; whoever looks at a lock holds it for a moment
@@ -140,20 +141,44 @@ def _take(path: Path) -> int | None:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, PRIVATE_FILE)
     except FileNotFoundError:  # whoever left just now removed the folder
         return None
+    except FileExistsError as error:
+        if _no_folder(Path(error.filename)):
+            raise _untakeable(path, error) from error
+        return None  # mkdir found a folder, and before it looked what that was, whoever left removed it
     except OSError as error:
-        raise ToolkitError(f"{path}: cannot take the lock: {error.strerror}") from error
-    with contextlib.suppress(BlockingIOError, FileNotFoundError):
+        raise _untakeable(path, error) from error
+    try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if path.lstat().st_ino == os.fstat(fd).st_ino:
             os.ftruncate(fd, 0)
             return fd
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except OSError as error:  # a pipe, or a file system without locks
+        os.close(fd)
+        raise _untakeable(path, error) from error
     os.close(fd)
     return None
 
 
+def _no_folder(place: Path) -> bool:
+    """Whether something else lies there; one look, since folders come and go."""
+    try:
+        kind = place.lstat().st_mode
+    except FileNotFoundError:
+        return False
+    return not stat.S_ISDIR(kind) and not place.is_dir()
+
+
+def _untakeable(path: Path, error: OSError) -> ToolkitError:
+    hint = f"remove {path} if it is no file of yours; see that {path.parent} is a folder that you can write"
+    return ToolkitError(f"{path}: cannot take the lock: {error.strerror}", hint=hint)
+
+
 def _drop(path: Path, fd: int) -> None:
     """Free a lock, and remove its file with the folders that hold nothing else."""
-    path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # what stays is locked by nobody
+        path.unlink(missing_ok=True)
     os.close(fd)
     with contextlib.suppress(OSError):
         for folder in list(path.parents)[:4]:
@@ -180,10 +205,11 @@ def _said(name: str, path: Path) -> str:
 
 
 def _read(path: Path) -> tuple[LockInfo | None, Any]:
-    """Who claims something, and below which root; None as long as that is not written."""
+    """Who claims something, and below which root; None as long as that is not written, or damaged."""
     value = read_json(path)
     with contextlib.suppress(TypeError, KeyError):
-        return LockInfo(**value["holder"]), value["root"]
+        holder = LockInfo(**value["holder"])
+        return (holder, value["root"]) if sound(holder) else (None, None)
     return None, None
 
 

@@ -91,7 +91,7 @@ class Lock:
             return None
         with contextlib.suppress(TypeError):
             info = LockInfo(**value)
-            if _sound(info):
+            if sound(info):
                 return info
         return self._damaged(value.get("token"))
 
@@ -352,7 +352,7 @@ def _process_here(info: LockInfo) -> ProcessId | None:
     return None
 
 
-def _sound(info: LockInfo) -> bool:
+def sound(info: LockInfo) -> bool:
     """Whether every value has the type that readers count on."""
     return (
         all(isinstance(text, str) for text in (info.token, info.who, info.command, info.host))

@@ -1,0 +1,77 @@
+"""Claims of first deploys, with what lies in their way."""
+
+import fcntl
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from toolkit.errors import LockedError, ToolkitError
+from toolkit.layout import Layout, records
+from toolkit.release.claims import claim, claims, removal
+
+
+@pytest.fixture
+def layout(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state-home"))
+    return Layout(tmp_path / "root")
+
+
+@pytest.fixture
+def place(layout):
+    """Where the claim of the service `stub` lies."""
+    records().mkdir(parents=True)
+    return records() / ".stub.first"
+
+
+def test_a_folder_that_whoever_left_removes_just_then_is_made_anew(layout, monkeypatch):
+    folder, is_dir, removed = records(), Path.is_dir, []
+    folder.mkdir(parents=True)
+
+    def late(path):
+        if path == folder and not removed:
+            removed.append(folder.rmdir())
+        return is_dir(path)
+
+    monkeypatch.setattr(Path, "is_dir", late)
+    with claim(layout, "stub", "deploy"):
+        assert (folder / ".stub.first").is_file()
+    assert removed
+
+
+def test_what_lies_in_place_of_the_folder_is_told_at_once(layout):
+    records().parent.mkdir(parents=True)
+    records().touch()
+    with pytest.raises(ToolkitError, match="cannot take the lock: File exists") as caught:
+        claim(layout, "stub", "deploy", wait=60).__enter__()
+    assert str(records()) in caught.value.hint
+
+
+@pytest.mark.parametrize("lay", [os.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/null")])
+def test_what_is_no_file_is_told(layout, place, lay):
+    lay(place)
+    with pytest.raises(ToolkitError, match=r"\.stub\.first: cannot take the lock: ") as caught:
+        claim(layout, "stub", "deploy", wait=60).__enter__()
+    assert not isinstance(caught.value, LockedError)
+    lay(records() / ".removal.lock")
+    with pytest.raises(ToolkitError, match=r"\.removal\.lock: cannot take the lock: "):
+        removal("stub", 60.0).__enter__()
+
+
+@pytest.mark.parametrize("since", ["x", float("inf"), None])
+def test_a_damaged_claim_is_one_that_has_just_begun(layout, place, since):
+    holder = {"token": "t", "who": "w", "command": "c", "since": since, "process": None, "host": "h"}
+    place.write_text(json.dumps({"holder": holder, "root": str(layout.root)}))
+    with place.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert claims(layout) == ["stub"]
+        with pytest.raises(LockedError, match="stub is locked by someone who has just begun"):
+            claim(layout, "stub", "deploy").__enter__()
+
+
+def test_a_claim_whose_file_cannot_be_removed_ends_all_the_same(layout, place):
+    with claim(layout, "stub", "deploy"):
+        place.unlink()
+        place.mkdir()
+    assert place.is_dir()
