@@ -53,10 +53,11 @@ def test_waits_through_all_that_is_no_token(server):
         (200, {"text": "", "output_ids": [], "meta_info": {"completion_tokens": 0}}),
         (200, b"not json"),
         (200, []),
+        (200, b"[" * 200_000),
         (200, {"output_ids": [5]}),
     ]
     assert wait_ready(server, 10, ended=ALIVE, api_key="k e", poll=0.01) > 0
-    assert len(Answers.seen) == 5
+    assert len(Answers.seen) == 6
     path, authorization, body = Answers.seen[0]
     assert (path, authorization) == ("/generate", "Bearer k e")
     assert body["sampling_params"]["max_new_tokens"] == 1
@@ -145,6 +146,23 @@ def test_its_health_is_not_waited_for_either(endless, monkeypatch):
     begin = time.monotonic()
     assert not view._healthy(service.unit("any"))
     assert time.monotonic() - begin < 3
+
+
+def test_an_answer_that_is_no_http_is_told_by_the_request_itself():
+    """A request that ended in a traceback would be waited for until the load timeout."""
+
+    def serve():
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        told = generate_once(f"http://127.0.0.1:{listener.getsockname()[1]}", 5)
+        thread.join(5)
+    assert told.startswith("ValueError: ")
 
 
 def test_dead_process_ends_the_wait_at_once(server):

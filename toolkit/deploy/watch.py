@@ -6,6 +6,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
+from toolkit.files import parse_json
 from toolkit.release.locate import Deployed, current_release
 from toolkit.release.under_way import DEPLOYING
 from toolkit.release.view import ServiceStatus
@@ -69,7 +70,7 @@ def _server_now(service: Deployed, shown: ServiceStatus) -> dict[str, Any] | Non
         with Line() as line:
             answer = line.get(f"{shown.url}/server_info", seconds=_PATIENCE, headers=headers)
         answer.raise_for_status()
-        state = answer.json()["internal_states"][0]
+        state = parse_json(answer.content)["internal_states"][0]
         return {
             "acceptance_length": state.get("avg_spec_accept_length"),
             "running": state.get("num_running_reqs"),

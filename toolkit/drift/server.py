@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from toolkit.files import parse_json
 from toolkit.plan.finding import Drift, Mend
 from toolkit.profile.schema import Profile
 from toolkit.service.secrets import stored_secrets
@@ -41,7 +42,9 @@ def drifts(unit: Unit, profile: Profile, since: float | None) -> Iterator[Drift]
         with Line() as line:
             answer = line.get(f"{unit.url}/server_info", seconds=_PATIENCE, headers=headers)
         answer.raise_for_status()
-        info = answer.json()
+        info = parse_json(answer.content)
+        if not isinstance(info, dict):
+            raise ValueError("the answer is no JSON object")  # noqa: TRY004
     except (httpx.HTTPError, ValueError) as error:
         why = str(error) or type(error).__name__
         if isinstance(error, httpx.HTTPStatusError):

@@ -16,6 +16,7 @@ from typing import Any
 
 from toolkit.deadline import Deadline
 from toolkit.errors import ToolkitError
+from toolkit.files import parse_json
 from toolkit.service.unit import seconds
 
 _PROMPT = "def add(a, b):\n    return"
@@ -55,7 +56,7 @@ def generate_once(url: str, timeout: float, *, api_key: str | None = None) -> st
             connection.request("POST", "/generate", json.dumps(body), headers)
             response = connection.getresponse()
             data = response.read(_MAX_ANSWER)
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: of a negative chunk size
         if deadline.over:
             return late
         return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -144,7 +145,7 @@ def _check(ended: Callable[[], str], begin: float, timeout: float, problem: str)
 
 def _holds_token(data: bytes) -> bool:
     try:
-        value: Any = json.loads(data)
+        value: Any = parse_json(data)
     except ValueError:
         return False
     if isinstance(value, list):
