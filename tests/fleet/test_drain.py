@@ -96,6 +96,36 @@ def test_what_a_hook_prints_does_not_matter(log: Path) -> None:
         run(Host("h", drain=noisy), log)
 
 
+def test_what_a_terminal_would_obey_is_not_shown(log: Path) -> None:
+    with pytest.raises(ToolkitError, match="status 3: \ufffd]0;x\ufffd \xe9\n\ufffdend;"):
+        run(Host("h", drain=("sh", "-c", r"printf '\033]0;x\007 \303\251\n\000end'; exit 3")), log)
+
+
+def test_a_hook_that_prints_without_end_fills_no_disk(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drain, "_LIMIT", 60.0)
+    monkeypatch.setattr(drain, "_KEPT", 5000)
+    prints = "import time\nfor i in range(10000): print('line', i, flush=True); time.sleep(0.0002)\n"
+    sized = "import os\nwith open('size', 'w') as file: print(os.fstat(1).st_size, file=file)\n"
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ToolkitError, match=r"(?s)status 3: .*line 9998\nline 9999;"):
+        run(Host("h", drain=(sys.executable, "-c", f"{prints}{sized}raise SystemExit(3)")), log)
+    assert int((tmp_path / "size").read_text()) < 50_000
+
+
+@pytest.mark.parametrize("argument", ["a\0b", "\ud800"])
+def test_an_argument_that_no_program_can_be_given_is_told(log: Path, argument: str) -> None:
+    with pytest.raises(ToolkitError, match=r"h: ddtoolkit_drain: echo: .*; nothing was changed there"):
+        run(Host("h", drain=("echo", argument)), log)
+
+
+def test_a_hook_for_whose_words_there_is_no_place_is_told(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/absent")
+    with pytest.raises(ToolkitError, match=r"h: ddtoolkit_undrain: true: .*; it serves, but stays drained"):
+        run(Host("h", undrain=("true",)), log)
+
+
 def test_a_host_that_cannot_be_put_back_serves_and_says_so(log: Path) -> None:
     host = Host("h", drain=hook(log, "drain"), undrain=hook(log, "undrain", 1))
     with pytest.raises(ToolkitError, match="it serves, but stays drained"):

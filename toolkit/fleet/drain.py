@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable
 from typing import IO, Any
 
@@ -14,7 +16,9 @@ from toolkit.errors import EXIT_DONE, ToolkitError
 from toolkit.inventory.host import Host
 
 _LIMIT = 600.0
+_LOOK = 0.05
 _SHOWN = 500  # bytes of what a hook said last
+_KEPT = 1 << 20  # bytes at which what it said before those is dropped
 
 # Called with a host's name and a message of its agent's kind.
 TellHost = Callable[[str, dict[str, Any]], None]
@@ -115,16 +119,17 @@ class Balancer:
     def _run(self, host: Host, name: str, command: tuple[str, ...]) -> None:
         self._tell(host.name, {"step": [name, " ".join(command)]})
         # A file, not a pipe: what a hook leaves running in the background may keep that open for ever.
-        with tempfile.TemporaryFile() as said:
-            try:
-                status = _status(command, said)
-            except OSError as error:
-                raise _failed(host, name, command, str(error)) from error
-            except subprocess.TimeoutExpired:
-                reason = f"did not end within {_LIMIT:g} s, and was killed{_last(said)}"
-                raise _failed(host, name, command, reason, _HungError) from None
-            if status != 0:
-                raise _failed(host, name, command, f"ended with status {status}{_last(said)}")
+        try:
+            with tempfile.TemporaryFile() as said:
+                try:
+                    status = _status(command, said)
+                except subprocess.TimeoutExpired:
+                    reason = f"did not end within {_LIMIT:g} s, and was killed{_last(said)}"
+                    raise _failed(host, name, command, reason, _HungError) from None
+                if status != 0:
+                    raise _failed(host, name, command, f"ended with status {status}{_last(said)}")
+        except (OSError, ValueError) as error:  # ValueError: no program can be given such an argument
+            raise _failed(host, name, command, str(error)) from error
 
 
 class _HungError(ToolkitError):
@@ -136,23 +141,46 @@ def _status(command: tuple[str, ...], said: IO[bytes]) -> int:
 
     Raises:
         OSError: it cannot be run.
+        ValueError: an argument has a zero byte, or is no text.
         subprocess.TimeoutExpired: it did not end, and was killed with all that it began.
     """
+    # Where the file's end is now, since it is shortened.
+    fcntl.fcntl(said, fcntl.F_SETFL, fcntl.fcntl(said, fcntl.F_GETFL) | os.O_APPEND)
+    end = time.monotonic() + _LIMIT
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
     ) as hook:
-        try:
-            return hook.wait(_LIMIT)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(hook.pid, signal.SIGKILL)
-            raise
+        while True:
+            try:
+                return hook.wait(_LOOK)
+            except subprocess.TimeoutExpired:
+                _shorten(said)
+                if time.monotonic() < end:
+                    continue
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(hook.pid, signal.SIGKILL)
+                raise
+
+
+def _shorten(said: IO[bytes]) -> None:
+    """Keep what is shown of what a hook says: one that says it without end would fill the disk."""
+    if os.fstat(said.fileno()).st_size > _KEPT:
+        text = _tail(said)
+        os.ftruncate(said.fileno(), 0)
+        os.write(said.fileno(), text)
+
+
+def _tail(said: IO[bytes]) -> bytes:
+    size = os.fstat(said.fileno()).st_size
+    return os.pread(said.fileno(), _SHOWN, max(size - _SHOWN, 0))
 
 
 def _last(said: IO[bytes]) -> str:
-    """What a hook said last, behind a colon."""
-    said.seek(max(said.seek(0, os.SEEK_END) - _SHOWN, 0))
-    text = said.read().decode("utf-8", "replace").strip()
+    """What a hook said last, behind a colon, without what a terminal would obey."""
+    text = _tail(said).decode("utf-8", "replace").strip()
+    text = "".join(
+        char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text
+    )
     return f": {text}" if text else ""
 
 
