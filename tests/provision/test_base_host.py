@@ -78,6 +78,8 @@ def test_none_is_due_without_systemd_or_where_nobody_asks(
     assert not look(ntp_clients=CLIENTS)["ntp_due"]
     on_path("systemctl", shown(("loaded", "inactive"), ("loaded", "inactive")))
     assert not look()["ntp_due"]
+    on_path("systemctl", "echo \"Running in chroot, ignoring command 'show'\" >&2")
+    assert not look(ntp_clients=CLIENTS)["ntp_due"]
 
 
 def test_packages_are_read_with_versions_and_holds(look: Look, on_path: Callable[[str, str], None]) -> None:
@@ -86,9 +88,15 @@ def test_packages_are_read_with_versions_and_holds(look: Look, on_path: Callable
     seen = look(packages=["a", "b", "c", "d"])
     assert seen["installed"] == ["a", "a=1.0-1", "b", "b=1:2-1"]
     assert seen["held"] == ["b"]
-    on_path("dpkg-query", "exit 2")
-    assert "dpkg-query ended with 2" in look(packages=["a"])["msg"]
+    on_path("dpkg-query", "echo 'parsing file near line 7' >&2; exit 2")
+    assert look(packages=["a"])["msg"] == "dpkg-query ended with 2: parsing file near line 7"
     assert look()["installed"] == []
+
+
+def test_without_dpkg_it_is_told_which_systems_are_meant(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/absent")
+    said = "dpkg-query ended with 127: packages are looked for on Debian and Ubuntu only"
+    assert look(packages=["a"])["msg"] == said
 
 
 def test_free_space_is_that_of_the_nearest_folder(look: Look, tmp_path: Path) -> None:

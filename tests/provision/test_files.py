@@ -89,3 +89,20 @@ def test_what_cannot_be_written_is_named(wrote: Wrote, tmp_path: Path, name: str
     assert shown["failed"]
     assert str(tmp_path) in shown["msg"]
     assert why in shown["msg"]
+
+
+def test_other_ends_of_lines_are_another_text(wrote: Wrote, tmp_path: Path, wanted: Wanted) -> None:
+    (tmp_path / "a.conf").write_bytes(TEXT.replace("\n", "\r\n").encode())
+    assert wrote(wanted[0])["changed"]
+    assert (tmp_path / "a.conf").read_bytes() == TEXT.encode()
+    theirs = wanted[0] | {"content": "a\r\nb\r"}
+    assert [wrote(theirs)["changed"] for _ in range(2)] == [True, False]
+    (tmp_path / "a.conf").write_bytes(b"\xff")
+    assert wrote(wanted[0] | {"content": "\ufffd"})["changed"]
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_a_folder_that_is_a_link_to_nothing_is_named(wrote: Wrote, tmp_path: Path, check: bool) -> None:
+    (tmp_path / "lib").symlink_to(tmp_path / "absent")
+    shown = wrote({"path": f"{tmp_path}/lib/deep/a.conf", "content": TEXT}, check=check)
+    assert shown["msg"] == f"{tmp_path}/lib is a link to nothing, and a folder is to be there"

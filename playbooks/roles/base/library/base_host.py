@@ -80,14 +80,14 @@ ntp_masked:
 """
 
 
-def ran(*command: str) -> tuple[int, str]:
-    """Exit status and standard output of a command; 127 where there is none."""
+def ran(*command: str) -> tuple[int, str, str]:
+    """Exit status, standard output and errors of a command; 127 where there is none."""
     environment = dict(os.environ, LC_ALL="C.UTF-8")
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    except OSError:
-        return 127, ""
-    return done.returncode, done.stdout
+    except OSError as error:
+        return 127, "", str(error.strerror)
+    return done.returncode, done.stdout, done.stderr.strip()
 
 
 def free_at(folder: Path) -> int:
@@ -102,11 +102,10 @@ def packages(module: AnsibleModule, names: list[str]) -> tuple[list[str], list[s
     if not names:
         return [], []
     shape = "--showformat=${db:Status-Status} ${db:Status-Want} ${Package} ${Version}\n"
-    status, text = ran("dpkg-query", "--show", shape, *names)
+    status, text, said = ran("dpkg-query", "--show", shape, *names)
     if status not in (0, 1):  # 1: some are not known
-        module.fail_json(
-            msg=f"dpkg-query ended with {status}: packages are looked for on Debian and Ubuntu only"
-        )
+        why = "packages are looked for on Debian and Ubuntu only" if status == 127 else said
+        module.fail_json(msg=f"dpkg-query ended with {status}: {why}")
     there = [words for line in text.splitlines() if (words := line.split(" "))[0] == "installed"]
     installed = [text for words in there for text in (words[2], f"{words[2]}={words[3]}")]
     return installed, [words[2] for words in there if words[1] == "hold"]
@@ -115,7 +114,7 @@ def packages(module: AnsibleModule, names: list[str]) -> tuple[list[str], list[s
 def ntp(units: list[str]) -> dict[str, Any]:
     """Whether an NTP client has to be started, and which could be."""
     show = ("systemctl", "show", "--property=Id,LoadState,ActiveState", *units)
-    status, text = ran(*show) if units else (1, "")
+    status, text, _ = ran(*show) if units else (1, "", "")
     lines = [
         [line.split("=", 1) for line in block.splitlines() if "=" in line] for block in text.split("\n\n")
     ]
@@ -127,7 +126,8 @@ def ntp(units: list[str]) -> dict[str, Any]:
         for state in ("loaded", "masked")
     }
     return {
-        "ntp_due": status == 0 and not active and not contained,
+        # Below chroot, systemctl says nothing and ends with 0.
+        "ntp_due": status == 0 and any(blocks) and not active and not contained,
         "ntp_there": loaded["loaded"],
         "ntp_masked": loaded["masked"],
     }

@@ -66,39 +66,49 @@ paths:
 
 def ensured(module: AnsibleModule, file: dict[str, Any]) -> dict[str, Any] | None:
     """Make one file what it is to be; what changed, None where nothing did."""
-    path, wanted = Path(file["path"]), file["content"]
-    before = text_of(module, path)
+    path, wanted = Path(file["path"]), file["content"].encode()
+    before = content_of(module, path)
     if before != wanted:
+        folders = absent_folders(module, path)
         if not module.check_mode:
-            write(module, path, wanted)
+            write(module, path, wanted, folders)
             attributes(module, file, {})
         return {
-            "before_header": str(path), "before": before or "",
-            "after_header": str(path), "after": wanted, "path": str(path),
+            "before_header": str(path), "before": (before or b"").decode("utf-8", "replace"),
+            "after_header": str(path), "after": file["content"], "path": str(path),
         }  # fmt: skip
     diff: dict[str, Any] = {"before": {"path": str(path)}, "after": {"path": str(path)}, "path": str(path)}
     return diff if attributes(module, file, diff) else None
 
 
-def text_of(module: AnsibleModule, path: Path) -> str | None:
-    """What a regular file holds; None where there is none, or a link."""
+def content_of(module: AnsibleModule, path: Path) -> bytes | None:
+    """What a regular file holds, as it is: other ends of lines are another text; None for all else."""
     try:
         kind = path.lstat().st_mode
     except FileNotFoundError:
         return None
     if stat.S_ISDIR(kind):
         module.fail_json(msg=f"{path} is a folder, and a file is to be there")
-    return path.read_text(encoding="utf-8", errors="replace") if stat.S_ISREG(kind) else None
+    return path.read_bytes() if stat.S_ISREG(kind) else None
 
 
-def write(module: AnsibleModule, path: Path, text: str) -> None:
+def absent_folders(module: AnsibleModule, path: Path) -> list[Path]:
+    """Folders that are to be made for a file, outermost first."""
+    absent = [place for place in path.parents if not place.exists()]
+    for place in absent:
+        if place.is_symlink():
+            module.fail_json(msg=f"{place} is a link to nothing, and a folder is to be there")
+    return absent[::-1]
+
+
+def write(module: AnsibleModule, path: Path, content: bytes, folders: list[Path]) -> None:
     """Put a whole file into the place of whatever is there."""
-    for folder in reversed([place for place in path.parents if not place.exists()]):
+    for folder in folders:
         folder.mkdir(exist_ok=True)
         folder.chmod(0o755)
     descriptor, new = tempfile.mkstemp(dir=module.tmpdir)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
     module.atomic_move(new, str(path))
 
 
