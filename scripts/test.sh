@@ -24,14 +24,19 @@ step() { printf '\n== %s\n' "$*" >&2; "$@"; }
 side_by_side() {
     local folder command number failed=0 pids=()
     folder=$(mktemp -d)
+    # Process groups of their own: commands in the background do not hear an interrupt, and would go on.
+    trap 'kill -- "${pids[@]/#/-}"; rm -r "$folder"; exit 130' INT TERM
+    set -m
     for command in "$@"; do
-        $command > "$folder/${#pids[@]}" 2>&1 &
+        $command > "$folder/${#pids[@]}" 2>&1 < /dev/null &
         pids+=($!)
     done
+    set +m
     for number in "${!pids[@]}"; do
         wait "${pids[$number]}" || failed=1
         cat "$folder/$number" >&2
     done
+    trap - INT TERM
     rm -r "$folder"
     return "$failed"
 }
