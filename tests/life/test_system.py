@@ -1,6 +1,7 @@
 """Taking back packages and units, as apt and systemd would answer; with apt itself in tests/hosts."""
 
 import json
+import os
 
 import pytest
 
@@ -98,3 +99,14 @@ def test_a_damaged_record_is_told(tmp_path, text):
     removed, (line,) = give_back(path, Host([], []))
     assert removed == []
     assert str(path) in line
+
+
+@pytest.mark.parametrize(
+    "text", ['{"packages": "abc"}', '{"held": [1]}', '{"enabled": {"a": 1}}', "[]", "[" * 200_000, None]
+)
+def test_a_damaged_record_is_told_and_nothing_is_taken_back(tmp_path, text):
+    path, host = tmp_path / "provisioned.json", Host(["a", "b", "c"], ["a", "b", "c"])
+    path.write_text(text) if text is not None else os.mkfifo(path)
+    removed, (line,) = give_back(path, host)
+    assert (removed, host.ran) == ([], [])
+    assert line.startswith(f"packages that provisioning installed: {path} cannot be read: ")

@@ -1,5 +1,6 @@
 """Claims of first deploys, with what lies in their way."""
 
+import errno
 import fcntl
 import json
 import os
@@ -75,3 +76,14 @@ def test_a_claim_whose_file_cannot_be_removed_ends_all_the_same(layout, place):
         place.unlink()
         place.mkdir()
     assert place.is_dir()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_told_with_what_helps(layout, monkeypatch, number):
+    def full(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "open", full)
+    with pytest.raises(ToolkitError, match="cannot take the lock: ") as caught:
+        claim(layout, "stub", "deploy").__enter__()
+    assert caught.value.hint == "free some space, and run the same command again"

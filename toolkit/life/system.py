@@ -8,7 +8,6 @@ automatically installed in a copy of apt's records, and those that `autoremove` 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -17,6 +16,8 @@ import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from toolkit.files import parse_json, read_bytes
 
 LOCK_WAIT = 120  # seconds in which another installation may end
 _LIMIT = 1800.0
@@ -54,8 +55,8 @@ def give_back(record: Path, run: Run = run) -> tuple[list[str], list[str]]:
         What was removed and what was kept and why, a line each.
     """
     try:
-        noted: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
-        packages, held, enabled = (list(noted.get(key, ())) for key in ("packages", "held", "enabled"))
+        noted = parse_json(read_bytes(record))
+        packages, held, enabled = (_names(noted.get(key, [])) for key in ("packages", "held", "enabled"))
     except FileNotFoundError:
         return [], []
     except (OSError, ValueError, AttributeError, TypeError) as error:
@@ -75,6 +76,17 @@ def give_back(record: Path, run: Run = run) -> tuple[list[str], list[str]]:
     with contextlib.suppress(OSError):
         record.unlink()
     return removed, kept
+
+
+def _names(value: Any) -> list[str]:
+    """Names as they were noted.
+
+    Raises:
+        ValueError: they are none.
+    """
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise ValueError(f"{value!r} is no list of names")
+    return value
 
 
 def _purge(packages: Sequence[str], removed: list[str], kept: list[str], run: Run) -> None:

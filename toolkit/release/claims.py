@@ -7,6 +7,7 @@ Both hold a flock(2) on a small file in the user's state folder meanwhile; the k
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
@@ -171,7 +172,10 @@ def _no_folder(place: Path) -> bool:
 
 
 def _untakeable(path: Path, error: OSError) -> ToolkitError:
-    hint = f"remove {path} if it is no file of yours; see that {path.parent} is a folder that you can write"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = "free some space, and run the same command again"
+    else:
+        hint = f"remove {path} if it is no file of yours, and make {path.parent} a folder that you can write"
     return ToolkitError(f"{path}: cannot take the lock: {error.strerror}", hint=hint)
 
 
