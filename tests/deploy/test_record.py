@@ -202,6 +202,11 @@ def test_what_hands_changed_is_refused_and_told_what_mends_it(staged: Site, name
     assert shown.returncode == 1
     assert f"{path}: is not the one that the release was made with" in shown.stderr
     assert "ddtoolkit deploy profile local" in shown.stderr
+    # It would start from that, and return to it where the new one is worse.
+    shown = staged.run("swap", "local", "--set", "speculative.budget=7", "--yes")
+    assert shown.returncode == 1
+    assert f"{path}: is not the one that the release was made with" in shown.stderr
+    assert "ddtoolkit deploy profile local" in shown.stderr
     assert any(f"{path}: is not the one" in line for line in staged.status["warnings"])
     if name == "profile.json":
         shown = staged.run("swap", "--set", f"{RATE}=9MB", "--yes")

@@ -107,6 +107,14 @@ def test_prune_removes_the_oldest_unprotected(service):
     assert service.host.store.all() == [made[1], made[3], made[4]]
 
 
+def test_prune_removes_what_was_refused_before_what_was_accepted(service):
+    made = [service.stage(str(number)) for number in range(5)]
+    for release in made[:2]:
+        (release.path / "acceptance.json").write_text("{}")
+    assert service.host.store.prune(3, {made[4].id}) == [made[2].id, made[3].id]
+    assert service.host.store.all() == [made[0], made[1], made[4]]
+
+
 @pytest.mark.parametrize("asked", ["2026", "20260304T050607Z-00112233"])
 def test_the_next_step_of_a_wrong_id_names_the_service(service, asked):
     with pytest.raises(ConfigError) as caught:

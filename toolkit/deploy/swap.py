@@ -8,7 +8,7 @@ from toolkit.deploy.bases import ground_of
 from toolkit.deploy.judging import Judging
 from toolkit.deploy.kept_secrets import keeps_secrets
 from toolkit.deploy.record import Recorded, record, require_recordable
-from toolkit.deploy.releasing import NewRelease, provision, release, require_made, unprovisioned
+from toolkit.deploy.releasing import NewRelease, provision, release, unprovisioned
 from toolkit.deploy.watcher import Watcher
 from toolkit.errors import ConfigError
 from toolkit.profile.changes import Change
@@ -104,11 +104,11 @@ def swap_changes(
 
     Raises:
         ConfigError: a key or value is wrong, or the key cannot be swapped.
-        ToolkitError: hands have changed the profile that it would start from.
+        ToolkitError: hands have changed the release that it starts from, and would return to.
     """
     if not sets:
         raise ConfigError("nothing to swap", hint="--set speculative.budget=7")
-    require_made(host.name, current)
+    current.require_unaltered(host.name)
     profile, changes = change_profile(current.profile, sets)
     fixed = [change.key for change in changes if change.key in ("name", "schema", "host.root")]
     if fixed:

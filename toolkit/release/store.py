@@ -439,8 +439,11 @@ class Store:
             link.unlink(missing_ok=True)
 
     def prune(self, keep: int, protect: Collection[str]) -> list[str]:
-        """Remove the oldest releases beyond `keep`, never a protected one; return the ids removed."""
-        releases = self.all()
+        """Remove releases beyond `keep`, the oldest first, never a protected one; return the ids removed.
+
+        Those that were never accepted go first: refused ones push out none that could serve again.
+        """
+        releases = sorted(self.all(), key=lambda release: release.acceptance is not None)
         old = releases[: max(len(releases) - keep, 0)]
         removed = []
         for release in old:
