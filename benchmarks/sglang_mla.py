@@ -50,13 +50,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         target, drafter = checkpoints(folder, dense=args.dense)
-        prompts = [
-            [
-                (37 * place * (request + 1) + 131 * request) % (VOCABULARY - 8) + 1
-                for place in range(24 + request)
-            ]
-            for request in range(args.prompts)
-        ]
+        prompts = [prompt(number) for number in range(args.prompts)]
         defaults = {
             "model_path": str(target), "skip_tokenizer_init": True, "dtype": "float32",
             "attention_backend": "triton", "sampling_backend": "pytorch", "grammar_backend": "none",
