@@ -1,9 +1,10 @@
-"""Where the host's time goes in a decode step of one request: DFLASH beside DDTREE, on one GPU.
+"""Where the time of a decode step of one request goes: DFLASH beside DDTREE, on one GPU.
 
     python benchmarks/sglang_profile.py --logs logs --target DIR/target --drafter DIR/drafter
 
-Writes logs/NAME.profile.txt: 300 steps of the scheduler's thread, by cProfile. Profiling slows calls down, so
-the figures tell where to look, not how long a step takes.
+Writes logs/NAME.profile.txt, 300 steps of the scheduler's thread by cProfile, and logs/NAME.kernels.txt, 40
+steps by torch's profiler. Profiling slows calls down, so the figures tell where to look, not how long a step
+takes.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.sglang_engines import CPU_ARGUMENTS, ON_CPU, Child, Mode, pair_parser, parsed, settings
 from benchmarks.sglang_modes import read_prompts
-from benchmarks.sglang_profiled import FIRST, STEPS
+from benchmarks.sglang_profiled import DEVICE, HOST, LAST
 
-TOKENS = 1900  # enough for FIRST + STEPS steps of five tokens
+TOKENS = 1900  # enough for nearly 400 steps of five tokens
 
 
 def main() -> None:
@@ -46,17 +47,20 @@ def main() -> None:
     if args.cpu:  # where DFLASH does not run
         del modes["DFLASH"]
     with tempfile.TemporaryDirectory() as scratch:
-        for name, mode in modes.items():
-            child = Child(name, mode, defaults, prompts, Path(scratch), args.logs)
-            try:
+        children = {
+            name: Child(name, mode, defaults, prompts, Path(scratch), args.logs)
+            for name, mode in modes.items()
+        }
+        try:
+            for name, child in children.items():
                 child.wait("ready")
                 steps = 0
-                while steps < FIRST + STEPS + 5:
+                while steps < LAST + 5:
                     steps += child.decode(level=1, tokens=args.tokens, requests=1)["verify_steps"]
-                told = args.logs / f"{name.replace(' ', '_')}.profile.txt"
-                shutil.copy(child.folder / "profile.txt", told)
-                print("\n".join(told.read_text(encoding="utf-8").splitlines()[:45]))
-            finally:
+                for told in (HOST, DEVICE):
+                    shutil.copy(child.folder / told, args.logs / f"{name.replace(' ', '_')}.{told}")
+        finally:
+            for child in children.values():
                 child.stop()
 
 
