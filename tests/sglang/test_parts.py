@@ -11,10 +11,11 @@ from toolkit.ddtree.kernels.tree_builder import build_trees
 from toolkit.ddtree.sglang import draft
 from toolkit.ddtree.sglang.capabilities import RULES, Model, refusals
 from toolkit.ddtree.sglang.draft import DraftCandidates, TreeDrafter, merge_shards
-from toolkit.ddtree.sglang.kernels import RowMover, place_rows, walk_trees
+from toolkit.ddtree.sglang.kernels import RowMover, VerifyRows, place_rows, walk_trees
 from toolkit.ddtree.sglang.options import ENVIRONMENT, OptionError, TreeOptions, add_flags, options_of
 from toolkit.ddtree.sglang.requests import limits_of, problem_of
 from toolkit.ddtree.sglang.sampling import target_tokens
+from toolkit.ddtree.sglang.tail import Tails, Verified
 from toolkit.ddtree.transition import TransitionTable
 from toolkit.ddtree.tree import BatchLimits, ancestor_mask, positions, topk_logprobs
 from toolkit.ddtree.tree import build_trees as plain_trees
@@ -100,6 +101,54 @@ def test_rows_move_as_if_all_were_read_first():
     for buffer, old in zip(buffers, before, strict=True):
         old[targets.flatten()] = old[sources.flatten()]
         assert torch.equal(buffer, old)
+
+
+def test_a_recorded_tail_reads_what_then_lies_in_its_tensors(grown, placed):
+    """Recorded functions are run by hand: each may read nothing but what stays in place."""
+    trees, lengths, _, _, rows = placed
+    width, kept = BUDGET + 1, []
+    hidden = torch.randn(len(LIMITS) * width, 2)
+
+    def keep(commit, own, states, positions):
+        kept.append((commit.sources.clone(), own.slots.clone(), states, positions.clone()))
+
+    tails = Tails(keep, len(LIMITS), width, SLOTS + 1, "cpu", record=lambda function: function)
+    tails.add(Verified(trees, hidden, 4, 8))
+    assert not tails.serves(rows, 4, 8)  # these rows stand somewhere else
+    assert tails.rows_of(2) is None
+    own = tails.rows_of(len(LIMITS))
+    assert tails.serves(own, 4, 8)
+    assert not tails.serves(own, None, 8)
+    assert not tails.serves(own, 4, 4)
+
+    first = None
+    for seed in (1, 2):
+        targets = torch.randint(
+            0, VOCABULARY, trees.tokens.shape, generator=torch.Generator().manual_seed(seed)
+        )
+        targets[:, 0] = trees.tokens[:, seed]  # a child of the root, or not
+        own.slots.copy_(rows.slots + seed)
+        own.lengths.copy_(lengths + seed)
+        tails.chosen_of(len(LIMITS)).copy_(targets)
+        commit = tails.run(len(LIMITS))
+        expected = walk_trees(trees, targets, rows.slots + seed, lengths + seed, SLOTS + 1)
+        for name in ("tokens", "lengths", "bonus", "seq_lens", "rows", "sources"):
+            assert torch.equal(getattr(commit, name), getattr(expected, name)), name
+        sources, slots, states, positions = kept.pop()
+        assert torch.equal(sources, expected.sources)
+        assert torch.equal(slots, own.slots)
+        assert states is hidden
+        steps = torch.arange(SLOTS + 1)
+        assert torch.equal(positions.view(len(LIMITS), -1), (lengths + seed)[:, None] + steps)
+        first = first or (commit, commit.tokens.clone())
+    assert torch.equal(first[0].tokens, first[1])  # what a step told stays as it is
+
+
+def test_rows_of_a_tail_begin_where_nobodys_rows_are():
+    """What is recorded also runs while it is recorded: it may write to no request's rows."""
+    tails = Tails(lambda *_: None, 3, BUDGET + 1, SLOTS + 1, "cpu", record=lambda function: function)
+    assert (tails.rows.slots == 0).all()
+    assert isinstance(tails.rows.first(2), VerifyRows)
 
 
 def test_rows_that_are_no_words_are_refused():

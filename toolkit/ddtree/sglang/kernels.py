@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -30,10 +31,22 @@ class VerifyRows:
     Attributes:
         positions: int64 [R, W], the committed length plus the node's depth.
         slots: int64 [R, W], K/V cache rows.
+        lengths: int64 [R], committed lengths.
     """
 
     positions: Tensor
     slots: Tensor
+    lengths: Tensor
+
+    @classmethod
+    def empty(cls, requests: int, width: int, device: Any) -> VerifyRows:
+        """Room for R requests."""
+        positions, slots = torch.empty((2, requests, width), dtype=torch.int64, device=device)
+        return cls(positions, slots, torch.empty(requests, dtype=torch.int64, device=device))
+
+    def first(self, requests: int) -> VerifyRows:
+        """Those of the first requests."""
+        return VerifyRows(self.positions[:requests], self.slots[:requests], self.lengths[:requests])
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +61,8 @@ class Commit:
         rows: int64 [R, D], the flat row (request * W + node) of the accepted node of each depth; the row of
             the depth's own number beyond the accepted ones.
         sources: int64 [R, D], the K/V cache rows of these nodes.
+        packed: int64, one after another: tokens, bonus, seq_lens and lengths (what a step tells others), then
+            rows and sources; the others are views of it.
     """
 
     tokens: Tensor
@@ -56,11 +71,30 @@ class Commit:
     seq_lens: Tensor
     rows: Tensor
     sources: Tensor
+    packed: Tensor
+
+    @classmethod
+    def empty(cls, requests: int, depths: int, device: Any) -> Commit:
+        """Room for R requests of D tokens."""
+        cells = requests * depths
+        packed = torch.empty(3 * (cells + requests), dtype=torch.int64, device=device)
+        parts = packed.split([cells, requests, requests, requests, cells, cells])
+        tokens, rows, sources = (part.view(requests, depths) for part in (parts[0], parts[4], parts[5]))
+        return cls(tokens, parts[3].view(torch.int32)[:requests], parts[1], parts[2], rows, sources, packed)
+
+    def told(self) -> Commit:
+        """The same, with copies of what a step tells others; `rows` and `sources` stay where they are."""
+        requests, depths = self.tokens.shape
+        packed = self.packed[: requests * (depths + 3)].clone()
+        tokens, bonus, seq_lens, lengths = packed.split([requests * depths, requests, requests, requests])
+        lengths = lengths.view(torch.int32)[:requests]
+        tokens = tokens.view(requests, depths)
+        return Commit(tokens, lengths, bonus, seq_lens, self.rows, self.sources, packed)
 
 
 def place_rows(
     trees: DraftTrees, links: TreeLinks, seq_lens: Tensor, req_to_token: Tensor, req_pool_indices: Tensor,
-    mask: Tensor,
+    mask: Tensor, rows: VerifyRows | None = None,
 ) -> VerifyRows:  # fmt: skip
     """Find positions and cache rows of the trees, and write who sees whom into `mask`.
 
@@ -74,23 +108,24 @@ def place_rows(
         req_to_token: int32 [requests, positions], SGLang's table of cache rows.
         req_pool_indices: int [R], the rows of that table.
         mask: bool or uint8, flat, at least sum(W * (length + W)) long.
+        rows: where to write them; None: new tensors.
     """
     requests, width = trees.parents.shape
-    positions = torch.empty_like(trees.parents)
-    slots = torch.empty_like(trees.parents)
+    if rows is None:
+        rows = VerifyRows.empty(requests, width, trees.parents.device)
     _place_kernel[(requests, triton.cdiv(width, _ROWS))](
         links.ancestors, trees.depths, seq_lens, req_to_token, req_pool_indices,
-        mask.view(torch.uint8), positions, slots,
+        mask.view(torch.uint8), rows.positions, rows.slots, rows.lengths,
         width, links.ancestors.shape[2], req_to_token.stride(0), req_to_token.shape[1],
         REQUESTS_PAD=triton.next_power_of_2(requests), WIDTH_PAD=triton.next_power_of_2(width), ROWS=_ROWS,
         num_warps=4,
     )  # fmt: skip
-    return VerifyRows(positions, slots)
+    return rows
 
 
 @triton.jit
 def _place_kernel(
-    p_ancestors, p_depth, p_seq_len, p_req_to_token, p_req, p_mask, p_position, p_slot,
+    p_ancestors, p_depth, p_seq_len, p_req_to_token, p_req, p_mask, p_position, p_slot, p_length,
     width, words, table_stride, table_width,
     REQUESTS_PAD: tl.constexpr, WIDTH_PAD: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -101,6 +136,8 @@ def _place_kernel(
     is_row = o_row < width
     length = tl.load(p_seq_len + i_request).to(tl.int64)
 
+    if tl.program_id(1) == 0:
+        tl.store(p_length + i_request, length)
     b_depth = tl.load(p_depth + i_request * width + o_row, mask=is_row, other=0)
     tl.store(p_position + i_request * width + o_row, length + b_depth, mask=is_row)
     p_table = p_req_to_token + tl.load(p_req + i_request).to(tl.int64) * table_stride
@@ -120,8 +157,9 @@ def _place_kernel(
 
 
 def walk_trees(
-    trees: DraftTrees, target_tokens: Tensor, slots: Tensor, seq_lens: Tensor, depths: int
-) -> Commit:
+    trees: DraftTrees, target_tokens: Tensor, slots: Tensor, seq_lens: Tensor, depths: int,
+    commit: Commit | None = None,
+) -> Commit:  # fmt: skip
     """Follow, from each root, the child that holds the target's token, until no child does.
 
     Args:
@@ -130,20 +168,20 @@ def walk_trees(
         slots: int64 [R, W], K/V cache rows.
         seq_lens: int [R], committed lengths.
         depths: D, the width of the result: the most tokens a step commits.
+        commit: where to write it; None: new tensors.
     """
     requests, width = trees.parents.shape
-    tokens, rows, sources = torch.empty((3, requests, depths), dtype=torch.int64, device=trees.parents.device)
-    bonus, new_lens = torch.empty((2, requests), dtype=torch.int64, device=trees.parents.device)
-    lengths = torch.empty(requests, dtype=torch.int32, device=trees.parents.device)
+    if commit is None:
+        commit = Commit.empty(requests, depths, trees.parents.device)
     width_pad = triton.next_power_of_2(width)
     _walk_kernel[(requests,)](
         trees.tokens, trees.parents, trees.counts, target_tokens, slots, seq_lens,
-        tokens, lengths, bonus, new_lens, rows, sources,
+        commit.tokens, commit.lengths, commit.bonus, commit.seq_lens, commit.rows, commit.sources,
         width, depths,
         WIDTH_PAD=width_pad, DEPTHS_PAD=triton.next_power_of_2(depths),
         num_warps=max(1, min(8, width_pad // 128)),
     )  # fmt: skip
-    return Commit(tokens, lengths, bonus, new_lens, rows, sources)
+    return commit
 
 
 @triton.jit

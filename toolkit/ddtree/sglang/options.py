@@ -11,7 +11,8 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from enum import StrEnum
+from typing import Any, TypeVar
 
 from toolkit.ddtree.types import EngineConfig, Expansion, TreeLimits
 
@@ -27,7 +28,16 @@ _FLAG = "speculative_ddtree_"
 _DEBUG_BYTES = 16 << 20
 _SMALLEST_DEBUG = 4096
 _LIMITS = ("budget", "topk_cap", "expansion")
-_OF_SERVER = ("debug_file", "debug_file_bytes", "check_prefix")
+_OF_SERVER = ("attention", "debug_file", "debug_file_bytes", "check_prefix")
+
+
+class Attention(StrEnum):
+    """Whose kernel verifies trees, where SGLang's Triton backend serves the target."""
+
+    SPLIT = "split"
+    """DDTREE's own: cuts each prefix into parts that run side by side."""
+    BACKEND = "backend"
+    """The backend's."""
 
 
 class OptionError(ValueError):
@@ -42,6 +52,7 @@ class TreeOptions:
         budget: tree nodes without the root; the verify width is budget + 1.
         topk_cap: candidates that a draft slot offers.
         expansion: the tree policy.
+        attention: whose kernel verifies trees.
         debug_file: where each verify step's debug line goes; None writes none.
         debug_file_bytes: size at which that file is rotated.
         check_prefix: what the ids of the server's own self-check requests begin with; empty for none.
@@ -50,6 +61,7 @@ class TreeOptions:
     budget: int = _DEFAULT.budget
     topk_cap: int = _DEFAULT.topk_cap
     expansion: Expansion = _DEFAULT.expansion
+    attention: Attention = Attention.SPLIT
     debug_file: str | None = None
     debug_file_bytes: int = _DEBUG_BYTES
     check_prefix: str = ""
@@ -133,7 +145,9 @@ def _merge(
         elif key == "topk_cap":
             given[key] = _integer(value, name, 1, most_ranks)
         elif key == "expansion":
-            given[key] = _expansion(value, name)
+            given[key] = _one_of(Expansion, value, name)
+        elif key == "attention":
+            given[key] = _one_of(Attention, value, name)
         elif key in ("debug_file", "check_prefix"):
             given[key] = _text(value, name)
         else:
@@ -153,10 +167,13 @@ def _text(value: Any, name: str) -> str | None:
     return value
 
 
-def _expansion(value: Any, name: str) -> Expansion:
-    if value not in list(Expansion):
-        raise OptionError(f"{name} is {value!r:.40}; choose from {', '.join(Expansion)}")
-    return Expansion(value)
+_Choice = TypeVar("_Choice", bound=StrEnum)
+
+
+def _one_of(kind: type[_Choice], value: Any, name: str) -> _Choice:
+    if value not in list(kind):
+        raise OptionError(f"{name} is {value!r:.40}; choose from {', '.join(kind)}")
+    return kind(value)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -173,6 +190,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--speculative-ddtree-expansion", choices=[str(item) for item in Expansion],
         help=f"tree policy (default: {_DEFAULT.expansion})",
+    )  # fmt: skip
+    group.add_argument(
+        "--speculative-ddtree-attention", choices=[str(item) for item in Attention],
+        help="whose kernel verifies trees on the Triton backend: DDTREE's own, which cuts prefixes into "
+        f"parts, or the backend's (default: {Attention.SPLIT})",
     )  # fmt: skip
     group.add_argument(
         "--speculative-ddtree-debug-metrics", action="store_true",

@@ -13,29 +13,31 @@ import torch
 from torch import Tensor
 
 
-def target_tokens(logits: Tensor, info: Any, width: int) -> Tensor:
+def target_tokens(logits: Tensor, info: Any, width: int, out: Tensor | None = None) -> Tensor:
     """Choose a token in each row; changes `logits`. No synchronisation with the host.
 
     Args:
         logits: [R * W, vocabulary], the target's.
         info: SGLang's `SamplingBatchInfo`, R requests; None is greedy.
         width: W, rows a request.
+        out: int64 [R, W], contiguous, where they go; None: a new tensor.
 
     Returns:
         int64 [R, W].
     """
-    if info is None:
-        return logits.argmax(-1).view(-1, width)
-    if info.logit_bias is not None:
+    if info is not None and info.logit_bias is not None:
         logits.view(-1, width, logits.shape[-1]).add_(info.logit_bias.unsqueeze(1))
-    greedy = logits.argmax(-1)
-    if info.is_all_greedy:
-        return greedy.view(-1, width)
+    if out is None:
+        out = torch.empty((len(logits) // width, width), dtype=torch.int64, device=logits.device)
+    greedy = torch.argmax(logits, -1, out=out.view(-1))
+    if info is None or info.is_all_greedy:
+        return out
     weights = _weights(logits, info, width)
     # The largest of p / e with e drawn from Exp(1) is a draw from p: the Gumbel-max trick without logarithms.
     noise = torch.empty_like(weights).exponential_(1.0).clamp_min_(torch.finfo(torch.float32).tiny)
     drawn = weights.div_(noise).argmax(-1)
-    return torch.where(_rows(info.top_ks, width) == 1, greedy, drawn).view(-1, width)
+    greedy.copy_(torch.where(_rows(info.top_ks, width) == 1, greedy, drawn))
+    return out
 
 
 def _weights(logits: Tensor, info: Any, width: int) -> Tensor:

@@ -26,16 +26,17 @@ from sglang.srt.speculative.spec_utils import GrammarTree
 from torch import Tensor
 
 from toolkit.ddtree.kernels.tree_builder import TreeLinks
-from toolkit.ddtree.sglang import grammar, penalties
+from toolkit.ddtree.sglang import attention, grammar, penalties, plan
 from toolkit.ddtree.sglang.debug import DebugRecorder
 from toolkit.ddtree.sglang.draft import Draft, TreeDrafter
 from toolkit.ddtree.sglang.kernels import Commit, RowMover, VerifyRows, place_rows, walk_trees
 from toolkit.ddtree.sglang.live_checks import LiveChecks
 from toolkit.ddtree.sglang.loading import load_tree_drafter
-from toolkit.ddtree.sglang.options import TreeOptions
+from toolkit.ddtree.sglang.options import Attention, TreeOptions
 from toolkit.ddtree.sglang.penalties import Penalties
 from toolkit.ddtree.sglang.requests import limits_of
 from toolkit.ddtree.sglang.sampling import target_tokens
+from toolkit.ddtree.sglang.tail import Tails, Verified
 from toolkit.ddtree.sglang.verify import TreeVerifyInput, mask_for
 from toolkit.ddtree.tree import DraftTrees
 
@@ -57,6 +58,7 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
         self._options = TreeOptions.from_environment()
         self._tree_drafter: TreeDrafter | None = None
         self._mover: RowMover | None = None
+        self._tails: Tails | None = None
         self._recorder: DebugRecorder | None = None
         if self._options.debug_file is not None and ps.tp_rank == 0:
             self._recorder = DebugRecorder(Path(self._options.debug_file), self._options.debug_file_bytes)
@@ -83,16 +85,21 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
             )
 
     def init_attention_backends(self) -> None:
-        """Also find the K/V rows that a commit moves."""
+        """Also find the K/V rows that a commit moves, and give the backends DDTREE's own kernels."""
         super().init_attention_backends()
+        for runner in (self.model_runner, self.draft_model_runner):
+            plan.install(runner.attn_backend)
+            if self._options.attention is Attention.SPLIT:
+                attention.install(runner.attn_backend)
         buffers = _row_buffers(self.model_runner.token_to_kv_pool)
         self._mover = RowMover(buffers)
         self._checks = LiveChecks(self.model_runner, int(self._mask_token_id), self._options, buffers)
 
     def init_cuda_graphs(self) -> None:
-        """Capture the drafter's graph, then check what was captured for the target."""
+        """Capture the drafter's graph, check what was captured for the target, and record a step's end."""
         super().init_cuda_graphs()
         self._check_captured()
+        self._record_tails()
 
     def _check_captured(self) -> None:
         """Refuse a graph of another width or without a mask: it would decode wrong tokens."""
@@ -115,6 +122,27 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
                 most,
                 running,
             )
+
+    def _record_tails(self) -> None:
+        """Record the end of a step for every number of requests that both graphs serve."""
+        target = self.model_runner.decode_cuda_graph_runner
+        draft = self.draft_model_runner.decode_cuda_graph_runner
+        if target is None or draft is None or not hasattr(target.backend, "_outputs"):
+            return
+        width, most = self._options.width, min(max(target.capture_bs), max(draft.capture_bs))
+        tails = Tails(self._keep, most, width, self.block_size, self.device)
+        with torch.inference_mode():
+            for requests in range(most, 0, -1):  # the largest first: it makes the workspaces of all
+                drafted, verified = (
+                    min(size for size in runner.capture_bs if size >= requests) for runner in (draft, target)
+                )
+                size = target._capture_graph_size(bs=verified, num_tokens=verified * width)
+                hidden = target.backend._outputs[target._make_graph_key(size)].hidden_states
+                trees = self._drafter().replayed(drafted, requests).trees
+                tails.add(Verified(trees, hidden[: requests * width], drafted, verified))
+        if self._fused_kv_helper is not None:
+            tails.hold(self._fused_kv_helper)
+        self._tails = tails
 
     def _maybe_build_draft_sampler(self) -> TreeDrafter:
         """What the drafter's graph ends with."""
@@ -149,7 +177,6 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
         draft_input: DFlashDraftInputV2 = batch.spec_info
         # The lengths may come from another stream, of the step before.
         batch.seq_lens.record_stream(torch.get_device_module(self.device).current_stream())
-        lengths = batch.seq_lens
 
         draft = self._draft(batch, draft_input)
         trees, links = draft.trees, draft.links
@@ -165,16 +192,16 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
 
         logits = output.logits_output
         self._adjust(logits.next_token_logits, batch, trees, on_host, grammar_barrier)
-        chosen = target_tokens(logits.next_token_logits, batch.sampling_info, self._options.width)
+        tails = self._tails
+        if tails is not None and not tails.serves(rows, draft.graph, self._size_of_graph(is_graph)):
+            tails = None
+        place = None if tails is None else tails.chosen_of(len(rows.lengths))
+        chosen = target_tokens(logits.next_token_logits, batch.sampling_info, self._options.width, place)
         self._agree(chosen, batch.sampling_info)
-        commit = walk_trees(trees, chosen, rows.slots, lengths, self.block_size)
-        if on_publish is not None:
-            on_publish(commit.seq_lens)
+        commit = self._commit(draft, chosen, rows, logits.hidden_states, tails, seen, on_publish)
         self._penalties.commit(batch.reqs, commit)
         if self._recorder is not None:
             self._recorder.record(draft, commit)
-        with self._checks.watch(seen, chosen, commit):
-            self._keep(commit, rows, logits.hidden_states)
         logits.hidden_states = None  # large; the overlapped scheduler would copy it to the host
         return GenerationBatchResult(
             logits_output=logits,
@@ -187,6 +214,35 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
             speculative_num_draft_tokens=self.block_size,
             new_seq_lens=commit.seq_lens,
         )
+
+    def _commit(
+        self, draft: Draft, chosen: Tensor, rows: VerifyRows, hidden: Tensor, tails: Tails | None,
+        seen: Any, on_publish: Any,
+    ) -> Commit:  # fmt: skip
+        """Walk the trees and keep what was accepted, by a recorded tail where there is one."""
+        if hidden is None:
+            raise RuntimeError("verification gave no hidden states: the drafter's layers are not captured")
+        if tails is None or seen is not None:  # a self-check compares a tail with a walk of its own
+            commit = walk_trees(draft.trees, chosen, rows.slots, rows.lengths, self.block_size)
+        if tails is None:
+            if on_publish is not None:
+                on_publish(commit.seq_lens)
+            positions = self._draft_block_positions_buf[: len(chosen)].reshape(-1)
+            with self._checks.watch(seen, chosen, commit):
+                self._keep(commit, rows, hidden, positions)
+            return commit
+        if seen is None:
+            commit = tails.run(len(chosen))
+        else:
+            with self._checks.watch(seen, chosen, commit):
+                commit = tails.run(len(chosen))
+        if on_publish is not None:
+            on_publish(commit.seq_lens)
+        return commit
+
+    def _size_of_graph(self, is_graph: bool) -> int | None:
+        """Of the target's graph that ran last, in requests."""
+        return int(self.model_runner.decode_cuda_graph_runner.bs) if is_graph else None
 
     def _adjust(
         self, logits: Tensor, batch: Any, trees: DraftTrees, on_host: GrammarTree | None, barrier: Any
@@ -249,9 +305,9 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
         bounds, bound = self._length_bounds(batch, draft_input, width)
         mask, in_graph = mask_for(runner.attn_backend, requests, width, bound, trees.tokens.device)
         self._mask = mask
-        rows = place_rows(
-            trees, links, batch.seq_lens, runner.req_to_token_pool.req_to_token, batch.req_pool_indices, mask
-        )
+        table = runner.req_to_token_pool.req_to_token
+        place = None if self._tails is None else self._tails.rows_of(requests)
+        rows = place_rows(trees, links, batch.seq_lens, table, batch.req_pool_indices, mask, place)
         verify_input = TreeVerifyInput(
             draft_token=trees.tokens.reshape(-1),
             positions=rows.positions.reshape(-1),
@@ -270,18 +326,17 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
         )
         return rows, output, output.can_run_cuda_graph
 
-    def _keep(self, commit: Commit, rows: VerifyRows, hidden_states: Tensor) -> None:
+    def _keep(self, commit: Commit, rows: VerifyRows, hidden_states: Tensor, positions: Tensor) -> None:
         """Move accepted K/V rows behind the committed ones, and give their hidden states to the drafter."""
-        if hidden_states is None or self._mover is None:
-            raise RuntimeError("verification gave no hidden states: the drafter's layers are not captured")
-        requests = len(commit.bonus)
+        if self._mover is None:
+            raise RuntimeError("the K/V rows are not known: the attention backends were not initialised")
         targets = rows.slots[:, : self.block_size].contiguous()
         self._mover(commit.sources, targets)
         self._append_target_hidden_to_draft_kv_by_loc(
             target_hidden=hidden_states.index_select(0, commit.rows.reshape(-1)),
             cache_loc=targets.reshape(-1),
             cache_loc_2d=targets,
-            positions=self._draft_block_positions_buf[:requests].reshape(-1),
+            positions=positions,
             commit_lens=commit.lengths,
         )
 
