@@ -43,14 +43,15 @@ def modes(drafter: Path, suite: str) -> dict[str, Mode]:
         "plain": Mode(),
         "DFLASH": Mode(chain, plugins=(DDTREE,)),
         "DDTREE 7 cap 1": Mode(tree, limits(7, 1), (DDTREE,)),
-        "DDTREE 16 cap 8": grown(16),
         "DDTREE 32 cap 8": grown(32),
         "DDTREE 64 cap 8": grown(64),
         "DDTREE 32 cap 8 transition": Mode(tree, limits(32, 8, expansion="transition"), (DDTREE,)),
+        "DDTREE 64 cap 8 transition": Mode(tree, limits(64, 8, expansion="transition"), (DDTREE,)),
     }
     if suite == "few":
         return few
     return few | {
+        "DDTREE 16 cap 8": grown(16),
         "plain without overlap": Mode(serial),
         "DFLASH without overlap": Mode({**chain, **serial}, plugins=(DDTREE,)),
         "DDTREE 32 cap 8 without overlap": grown(32, **serial),

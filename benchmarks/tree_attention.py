@@ -31,6 +31,10 @@ CASES = [  # requests, rows a request, prefix
     (1, 33, 320), (1, 33, 16384), (1, 8, 700), (4, 33, 700), (16, 8, 700), (16, 33, 700), (16, 33, 4096),
     (48, 33, 4096),
 ]  # fmt: skip
+CHANGES: tuple[dict[str, int], ...] = (
+    {"warps": 4}, {"warps": 8}, {"stages": 1}, {"stages": 3}, {"columns": 32}, {"columns": 128}, {"rows": 32},
+    {"rows": 128, "warps": 8},
+)  # fmt: skip
 REPLAYS, CALLS, TURNS = 10, 8, 5
 
 
@@ -95,11 +99,10 @@ def compared(shape: tuple[int, ...], case: tuple[int, ...], *, tune: bool) -> di
 def tuned(ours: Callable[..., None], rows: int, key_dim: int, value_dim: int) -> dict[str, Any]:
     """Times of other splits and tiles."""
     kept = own._tile
-    base = kept(rows, key_dim, value_dim, 2)
+    base = kept(rows, key_dim, value_dim, 2, own._shared_memory(torch.device("cuda")))
     told: dict[str, Any] = {"splits": timed({str(n): lambda n=n: ours(n) for n in (1, 2, 4, 8, 16, 32)})}
     tiles = {}
-    for changes in ({"warps": 4}, {"warps": 8}, {"stages": 2}, {"stages": 4}, {"columns": 32}, {"columns": 128},
-                    {"rows": 32}, {"rows": 128, "warps": 8}):  # fmt: skip
+    for changes in CHANGES:
         tile = replace(base, **changes)
         if tile == base:
             continue

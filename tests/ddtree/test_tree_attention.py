@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from toolkit.ddtree.kernels.tree_attention import Mask, Prefix, Sees, tree_attention
+from toolkit.ddtree.kernels.tree_attention import Mask, Prefix, Sees, _tile, tree_attention
 from toolkit.ddtree.kernels.verify_plan import plan_verification
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="interpreted here, run by tests/gpu there")
@@ -110,3 +110,23 @@ def test_the_plan_of_a_verification(lengths):
         assert start[-1] == 7
     assert rows[:-4].tolist() == torch.cat([table[i, :n] for i, n in zip(own, lengths, strict=True)]).tolist()
     assert (rows[-4:] == -1).all()
+
+
+@pytest.mark.parametrize(
+    ("rows", "key_dim", "value_dim", "item", "shared", "expected"),
+    [
+        (132, 128, 128, 2, 227 << 10, (64, 64, 2)),
+        (20, 128, 128, 2, 99 << 10, (32, 64, 2)),  # one of workstation Blackwell
+        (528, 576, 512, 2, 227 << 10, (32, 32, 2)),
+        (528, 576, 512, 2, 99 << 10, (16, 32, 1)),
+        (132, 128, 128, 4, 99 << 10, (32, 32, 2)),
+    ],
+)
+def test_tiles_fit_the_shared_memory(rows, key_dim, value_dim, item, shared, expected):
+    tile = _tile(rows, key_dim, value_dim, item, shared)
+    assert (tile.rows, tile.columns, tile.stages) == expected
+
+
+def test_heads_that_fit_nowhere_are_refused():
+    with pytest.raises(ValueError, match="keys of 4096 and values of 4096 do not fit 101376 bytes"):
+        _tile(16, 4096, 4096, 4, 99 << 10)

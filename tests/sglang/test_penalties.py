@@ -123,7 +123,7 @@ def test_a_request_is_counted_from_its_prefill_on():
     expected = torch.zeros(VOCABULARY)
     expected[6], expected[8] = -1.0, -1.0
     assert torch.equal(logits, expected)
-    commit = Commit(torch.tensor([[6, 2, 0]]), torch.tensor([2], dtype=torch.int32), *[torch.empty(0)] * 4)
+    commit = Commit(torch.tensor([[6, 2, 0]]), torch.tensor([2], dtype=torch.int32), *[torch.empty(0)] * 5)
     penalties.commit([new], commit)
     expected[6], expected[2] = -1.5, -0.5
     assert torch.equal(penalised(penalties, [new], first_trees(1))[0], expected)

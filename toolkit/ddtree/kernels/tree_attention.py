@@ -18,8 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 _LOG2_E = 1.4426950408889634
-_MOST_SPLITS = 32
-_CTAS_A_PROCESSOR = 2
+_MOST_SPLITS = 16
 _MERGE_ROWS = 4
 _WIDEST = 128  # a head beyond it takes smaller tiles
 
@@ -91,7 +90,8 @@ def tree_attention(
         splits: of the prefix; None chooses by the size of the device.
 
     Raises:
-        ValueError: `sees` is MASKED without a mask, or the rows are no whole number for each request.
+        ValueError: `sees` is MASKED without a mask, the rows are no whole number for each request, or heads
+            are so wide that no tile of them fits the device; see `fits`.
     """
     requests = prefix.starts.shape[0] - 1
     rows, heads, key_dim = query.shape
@@ -103,7 +103,7 @@ def tree_attention(
     if sees is Sees.MASKED and mask is None:
         raise ValueError("the tree is masked, and there is no mask")
     width, group = rows // requests, heads // kv_heads
-    tile = _tile(width * group, key_dim, value_dim, query.element_size())
+    tile = _tile(width * group, key_dim, value_dim, query.element_size(), _shared_memory(query.device))
     blocks = triton.cdiv(width * group, tile.rows)
     if splits is None:
         splits = _splits(requests * kv_heads * blocks, query.device)
@@ -133,6 +133,15 @@ def tree_attention(
         )  # fmt: skip
 
 
+def fits(query: Tensor, key_dim: int, value_dim: int) -> bool:
+    """Whether the device of these queries has room for a tile of such heads."""
+    try:
+        _tile(16, key_dim, value_dim, query.element_size(), _shared_memory(query.device))
+    except ValueError:
+        return False
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class _Tile:
     rows: int
@@ -141,14 +150,30 @@ class _Tile:
     stages: int
 
 
-def _tile(rows: int, key_dim: int, value_dim: int, item: int) -> _Tile:
-    """Sizes of a program's tile: what fits a processor's registers and shared memory."""
+def _tile(rows: int, key_dim: int, value_dim: int, item: int, shared: int) -> _Tile:
+    """The tile of a program: few rows are not padded to many, and what it reads fits the shared memory.
+
+    Args:
+        rows: of one request and K/V head.
+        key_dim: Dk.
+        value_dim: Dv.
+        item: bytes of a number.
+        shared: bytes of shared memory that a program may have.
+
+    Raises:
+        ValueError: the smallest does not fit either.
+    """
     wide = max(key_dim, value_dim) > _WIDEST
-    most = 32 if wide or item > 2 else 64
-    own = max(16, min(most, triton.next_power_of_2(rows)))
-    if wide:
-        return _Tile(own, 32 if item <= 2 else 16, 8, 2 if item <= 2 else 1)
-    return _Tile(own, 64 if item <= 2 else 32, 4, 3 if item <= 2 else 2)
+    row = (sum(_halves(key_dim)) + triton.next_power_of_2(value_dim)) * item
+    query = sum(_halves(key_dim)) * item
+    own = max(16, min(32 if wide or item > 2 else 64, triton.next_power_of_2(rows)))
+    for columns, stages in ((32, 2), (32, 1), (16, 1)) if wide or item > 2 else ((64, 2), (32, 2), (32, 1)):
+        for most in (own, 16):
+            if columns * stages * row + most * query <= shared:
+                return _Tile(most, columns, 8 if wide else 4, stages)
+    raise ValueError(
+        f"keys of {key_dim} and values of {value_dim} do not fit {shared} bytes of shared memory"
+    )
 
 
 def _halves(dim: int) -> tuple[int, int]:
@@ -161,8 +186,17 @@ def _halves(dim: int) -> tuple[int, int]:
 
 def _splits(programs: int, device: torch.device) -> int:
     """How often the prefix is cut so that every processor has work."""
-    wanted = max(1, _CTAS_A_PROCESSOR * _processors(device) // programs)
+    wanted = -(-_processors(device) // programs)
     return min(_MOST_SPLITS, 1 << (wanted - 1).bit_length())
+
+
+@lru_cache(maxsize=8)
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that a program may have; on a CPU there is no such limit."""
+    if device.type != "cuda":
+        return 1 << 20
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
 
 
 @lru_cache(maxsize=8)
@@ -178,7 +212,7 @@ def _attend(
     REST: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """One tile of columns: scores, running maximum (in powers of two), sum, and weighted values."""
-    PRECISION: tl.constexpr = "ieee" if EXACT else "tf32"
+    PRECISION: tl.constexpr = "tf32x3" if EXACT else "tf32"
     b_score = tl.dot(b_query, b_key, input_precision=PRECISION)
     if REST > 0:
         b_score += tl.dot(b_rest, b_key_rest, input_precision=PRECISION)

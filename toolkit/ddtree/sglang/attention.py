@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from toolkit.ddtree.kernels.tree_attention import Mask, Prefix, Sees, tree_attention
+from toolkit.ddtree.kernels.tree_attention import Mask, Prefix, Sees, fits, tree_attention
 
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _BACKEND = "TritonAttnBackend"
@@ -68,6 +68,7 @@ def verify(
         or query.shape[0] != requests * max_len_extend
         or any(cached.dtype not in (query.dtype, *_FLOAT8) for cached in (cached_keys, cached_values))
         or any(part.stride(-1) != 1 for part in (query, key, value, out, cached_keys, cached_values))
+        or not fits(query, key.shape[2], value.shape[2])
     ):
         return False
     sees = Sees.EARLIER if is_causal else Sees.ALL
