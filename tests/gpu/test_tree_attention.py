@@ -65,14 +65,18 @@ def expected(query, key, value, prefix, seen, scale):
 
 @pytest.mark.parametrize("dtype", list(WITHIN), ids=str)
 @pytest.mark.parametrize("size", list(SIZES.values()), ids=list(SIZES))
-@pytest.mark.parametrize("sees", list(Sees), ids=lambda sees: sees.name.lower())
-def test_it_is_softmax_attention(size, dtype, sees):
+def test_it_is_softmax_attention(size, dtype, sees=Sees.MASKED):
     query, key, value, prefix, seen, mask = batch(size, dtype, sees, dtype)
     wanted = expected(query, key, value, prefix, seen, 0.1)
-    for splits in (None, 1, 7):
+    for splits in (1, 7):
         out = query.new_full((len(query), size[0], size[3]), float("nan"))
         tree_attention(query, key, value, out, prefix, 0.1, sees, mask, splits)
         torch.testing.assert_close(out.double(), wanted, rtol=WITHIN[dtype], atol=WITHIN[dtype])
+
+
+@pytest.mark.parametrize("sees", [Sees.ALL, Sees.EARLIER], ids=["a block", "a chain"])
+def test_rows_without_a_mask(sees):
+    test_it_is_softmax_attention(SIZES["7B, a chain"], torch.bfloat16, sees)
 
 
 @pytest.mark.parametrize("cached", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
