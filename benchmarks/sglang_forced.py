@@ -7,7 +7,6 @@ the path but the root's are moved. The tokens mean nothing, and neither do the m
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -15,16 +14,16 @@ from typing import Any
 def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.run_event_loop", force, HookType.BEFORE)
+    # Before the step's end is recorded as a graph.
+    HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.__init__", force, HookType.BEFORE)
 
 
-def force(scheduler: Any) -> None:
+def force(*_: Any, **__: Any) -> None:
     """Replace the worker's walk."""
-    del scheduler
     import torch
     from torch import Tensor
 
-    from toolkit.ddtree.sglang import worker
+    from toolkit.ddtree.sglang import tail, worker
 
     walk = worker.walk_trees
     committed = int(os.environ["DDTREE_FORCED_COMMIT"])
@@ -37,11 +36,13 @@ def force(scheduler: Any) -> None:
         lengths = torch.full((requests,), committed, dtype=torch.int32, device=device)
         return nodes, nodes + first, lengths
 
-    def forced(trees: Any, chosen: Tensor, slots: Tensor, lengths: Tensor, depths: int) -> Any:
-        commit = walk(trees, chosen, slots, lengths, depths)
+    def forced(trees: Any, chosen: Tensor, slots: Tensor, lengths: Tensor, depths: int, *more: Any) -> Any:
+        commit = walk(trees, chosen, slots, lengths, depths, *more)
         nodes, rows, own = path(*slots.shape, depths, slots.device)
-        return replace(
-            commit, lengths=own, rows=rows, sources=slots.gather(1, nodes), seq_lens=lengths + committed
-        )
+        commit.lengths.copy_(own)
+        commit.rows.copy_(rows)
+        commit.sources.copy_(slots.gather(1, nodes))
+        commit.seq_lens.copy_(lengths + committed)
+        return commit
 
-    worker.walk_trees = forced
+    worker.walk_trees = tail.walk_trees = forced

@@ -39,8 +39,8 @@ def plant(scheduler: Any) -> None:
     def drafted(self: Any, batch: Any, draft_input: Any) -> Any:
         return oracle.replaced(draft(self, batch, draft_input), self, batch, draft_input)
 
-    def walked(trees: Any, chosen: Any, slots: Any, lengths: Any, depths: int) -> Any:
-        commit = walk(trees, chosen, slots, lengths, depths)
+    def walked(trees: Any, chosen: Any, slots: Any, *more: Any) -> Any:
+        commit = walk(trees, chosen, slots, *more)
         counts.see(commit, slots.shape[1])
         return commit
 

@@ -68,7 +68,7 @@ def compared(shape: tuple[int, ...], case: tuple[int, ...], *, tune: bool) -> di
     starts = torch.arange(requests + 1, device="cuda", dtype=torch.int32) * length
     row_starts = torch.arange(requests + 1, device="cuda") * width
     rows = torch.randperm(requests * length, device="cuda")
-    seen = torch.rand(requests, width, width, device="cuda") < 0.3
+    seen = (torch.rand(requests, width, width, device="cuda") < 0.3).tril()
     seen |= torch.eye(width, device="cuda", dtype=torch.bool)
     cells = torch.ones(requests, width, length + width, device="cuda", dtype=torch.bool)
     cells[:, :, length:] = seen

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -113,13 +114,13 @@ def test_a_recorded_tail_reads_what_then_lies_in_its_tensors(grown, placed):
         kept.append((commit.sources.clone(), own.slots.clone(), states, positions.clone()))
 
     tails = Tails(keep, len(LIMITS), width, SLOTS + 1, "cpu", record=lambda function: function)
-    tails.add(Verified(trees, hidden, 4, 8))
-    assert not tails.serves(rows, 4, 8)  # these rows stand somewhere else
+    tails.add(Verified(trees, hidden))
+    assert not tails.serves(trees, rows, hidden)  # these rows stand somewhere else
     assert tails.rows_of(2) is None
     own = tails.rows_of(len(LIMITS))
-    assert tails.serves(own, 4, 8)
-    assert not tails.serves(own, None, 8)
-    assert not tails.serves(own, 4, 4)
+    assert tails.serves(trees, own, hidden)
+    assert not tails.serves(trees, own, hidden.clone())
+    assert not tails.serves(replace(trees, parents=trees.parents.clone()), own, hidden)
 
     first = None
     for seed in (1, 2):

@@ -28,7 +28,6 @@ class Draft:
         tokens: int64 [R, S, K], the candidates that they were grown from.
         logprobs: float32 [R, S, K], the candidates' log-probabilities.
         children: the candidates re-scored for the policy `transition`, where the server offers it.
-        graph: size of the CUDA graph, in requests; None without one.
     """
 
     trees: DraftTrees
@@ -36,13 +35,12 @@ class Draft:
     tokens: Tensor
     logprobs: Tensor
     children: RankedChildren | None
-    graph: int | None = None
 
     def first(self, requests: int) -> Draft:
         """That of the first requests."""
         trees, links = _first(self.trees, requests), _first(self.links, requests)
         children = None if self.children is None else _first(self.children, requests)
-        return Draft(trees, links, self.tokens[:requests], self.logprobs[:requests], children, self.graph)
+        return Draft(trees, links, self.tokens[:requests], self.logprobs[:requests], children)
 
 
 class DraftCandidates:
@@ -135,8 +133,7 @@ class TreeDrafter:
         """Part of the graph's capture: hidden states [R * block, hidden], tokens int64 [R * block]."""
         requests = hidden_states.shape[0] // self._block_size
         roots = input_ids.view(requests, self._block_size)[:, 0].contiguous()
-        draft = self._grow(hidden_states, roots, self._static[:, :requests])
-        self._captured[requests] = replace(draft, graph=requests)
+        self._captured[requests] = self._grow(hidden_states, roots, self._static[:, :requests])
 
     def prepare(self, limits: tuple[TreeLimits, ...]) -> None:
         """Set the limits that the next replay reads; does nothing where they are there already."""

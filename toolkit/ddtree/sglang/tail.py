@@ -31,14 +31,19 @@ class Verified:
     Attributes:
         trees: of R requests, of the drafter's graph.
         hidden: [R * W, hidden], of the target's graph.
-        drafted: size of the drafter's graph, in requests.
-        verified: size of the target's graph, in requests.
     """
 
     trees: DraftTrees
     hidden: Tensor
-    drafted: int
-    verified: int
+
+    def is_same(self, trees: DraftTrees, hidden: Tensor) -> bool:
+        """Whether these lie where it reads."""
+        pairs = (
+            (trees.tokens, self.trees.tokens),
+            (trees.parents, self.trees.parents),
+            (hidden, self.hidden),
+        )
+        return all(ours.data_ptr() == own.data_ptr() for ours, own in pairs)
 
 
 class Tails:
@@ -92,18 +97,18 @@ class Tails:
         """Where the rows of a batch have to stand for its tail; None where it has none."""
         return self.rows.first(requests) if requests in self._tails else None
 
-    def serves(self, rows: VerifyRows, drafted: int | None, verified: int | None) -> bool:
-        """Whether the tail of a batch was recorded.
+    def serves(self, trees: DraftTrees, rows: VerifyRows, hidden: Tensor) -> bool:
+        """Whether a tail was recorded that reads just these.
 
         Args:
+            trees: that were verified.
             rows: of the batch.
-            drafted: size of the drafter's graph that ran, in requests; None where none did.
-            verified: likewise of the target's.
+            hidden: [R * W, hidden], what the target gave for them.
         """
         found = self._tails.get(len(rows.lengths))
         if found is None or rows.slots.data_ptr() != self.rows.slots.data_ptr():
             return False
-        return (found[0].drafted, found[0].verified) == (drafted, verified)
+        return found[0].is_same(trees, hidden)
 
     def run(self, requests: int) -> Commit:
         """Run the tail over `rows` and `chosen`; the next overwrites the commit's `rows` and `sources`."""

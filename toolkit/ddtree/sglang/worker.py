@@ -139,7 +139,7 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
                 size = target._capture_graph_size(bs=verified, num_tokens=verified * width)
                 hidden = target.backend._outputs[target._make_graph_key(size)].hidden_states
                 trees = self._drafter().replayed(drafted, requests).trees
-                tails.add(Verified(trees, hidden[: requests * width], drafted, verified))
+                tails.add(Verified(trees, hidden[: requests * width]))
         if self._fused_kv_helper is not None:
             tails.hold(self._fused_kv_helper)
         self._tails = tails
@@ -192,8 +192,10 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
 
         logits = output.logits_output
         self._adjust(logits.next_token_logits, batch, trees, on_host, grammar_barrier)
+        if logits.hidden_states is None:
+            raise RuntimeError("verification gave no hidden states: the drafter's layers are not captured")
         tails = self._tails
-        if tails is not None and not tails.serves(rows, draft.graph, self._size_of_graph(is_graph)):
+        if tails is not None and not tails.serves(trees, rows, logits.hidden_states):
             tails = None
         place = None if tails is None else tails.chosen_of(len(rows.lengths))
         chosen = target_tokens(logits.next_token_logits, batch.sampling_info, self._options.width, place)
@@ -220,8 +222,6 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
         seen: Any, on_publish: Any,
     ) -> Commit:  # fmt: skip
         """Walk the trees and keep what was accepted, by a recorded tail where there is one."""
-        if hidden is None:
-            raise RuntimeError("verification gave no hidden states: the drafter's layers are not captured")
         if tails is None or seen is not None:  # a self-check compares a tail with a walk of its own
             commit = walk_trees(draft.trees, chosen, rows.slots, rows.lengths, self.block_size)
         if tails is None:
@@ -239,10 +239,6 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
         if on_publish is not None:
             on_publish(commit.seq_lens)
         return commit
-
-    def _size_of_graph(self, is_graph: bool) -> int | None:
-        """Of the target's graph that ran last, in requests."""
-        return int(self.model_runner.decode_cuda_graph_runner.bs) if is_graph else None
 
     def _adjust(
         self, logits: Tensor, batch: Any, trees: DraftTrees, on_host: GrammarTree | None, barrier: Any
