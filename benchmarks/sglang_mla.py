@@ -57,7 +57,7 @@ def main() -> None:
             "cuda_graph_backend_prefill": "disabled", "cuda_graph_max_bs_decode": max(args.levels),
             "max_running_requests": max(args.levels), "mem_fraction_static": 0.3, "max_total_tokens": 16384,
             "context_length": 1024, "random_seed": 1, "disable_radix_cache": True, "log_level": "warning",
-            "tp_size": args.tp, "ep_size": args.ep, "nnodes": args.tp if args.one_gpu else 1,
+            "sleep_on_idle": True, "tp_size": args.tp, "ep_size": args.ep, "nnodes": args.tp if args.one_gpu else 1,
             "disable_custom_all_reduce": True,
             **(CPU_ARGUMENTS if args.cpu else {}), **settings(args.set),
         }  # fmt: skip
@@ -82,15 +82,16 @@ def main() -> None:
         }
         try:
             for name, mode in modes.items():
-                child = children[name] = Child(name, mode, defaults, prompts, folder, args.logs)
+                children[name] = Child(name, mode, defaults, prompts, folder, args.logs)
+            for name, child in children.items():
                 child.wait("ready")
                 result["modes"][name] = run(child, args, judge, prompts, texts)
+                if args.out:  # should the rest fail
+                    args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
         finally:
             for child in children.values():
                 child.stop()
     print(json.dumps(result))
-    if args.out:
-        args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 def prompt(number: int) -> list[int]:
