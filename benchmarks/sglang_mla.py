@@ -57,8 +57,8 @@ def main() -> None:
             "cuda_graph_backend_prefill": "disabled", "cuda_graph_max_bs_decode": max(args.levels),
             "max_running_requests": max(args.levels), "mem_fraction_static": 0.3, "max_total_tokens": 16384,
             "context_length": 1024, "random_seed": 1, "disable_radix_cache": True, "log_level": "warning",
-            "sleep_on_idle": True, "tp_size": args.tp, "ep_size": args.ep, "nnodes": args.tp if args.one_gpu else 1,
-            "disable_custom_all_reduce": True,
+            "sleep_on_idle": True, "disable_custom_all_reduce": True,
+            "tp_size": args.tp, "ep_size": args.ep, "nnodes": args.tp if args.one_gpu else 1,
             **(CPU_ARGUMENTS if args.cpu else {}), **settings(args.set),
         }  # fmt: skip
         texts = folder / "texts.json"

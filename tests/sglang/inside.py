@@ -163,6 +163,100 @@ def seed():
     return torch.Generator().manual_seed(3)
 
 
+def backend(lengths, rows, heads, size):
+    """SGLang's Triton backend as far as a verification of a batch asks it."""
+    from sglang.srt.layers.attention.triton_backend import ForwardMetadata
+    from sglang.srt.layers.attention.triton_backend import TritonAttnBackend as Backend
+
+    own, requests = Backend.__new__(Backend), len(lengths)
+    own.qo_indptr, own.mask_indptr = torch.full((2, requests + 3), -7).unbind()
+    own.kv_indptr = torch.full((requests + 3,), -7, dtype=torch.int32)
+    for starts in (own.qo_indptr, own.mask_indptr, own.kv_indptr):
+        starts[0] = 0  # as SGLang makes them
+    own.cuda_graph_kv_indices = torch.full((sum(lengths) + 5,), -7)
+    own.window_kv_indptr = own.sliding_window_size = own._translate_kv_loc = None
+    own.num_draft_tokens, own.device, own.dcp_size, own.page_size = rows, "cpu", 1, 1
+    own._verify_mask = SimpleNamespace(buffer=torch.zeros(99, dtype=torch.uint8))
+    own.req_to_token = torch.randperm(6 * 40, generator=seed()).to(torch.int32).view(6, 40)
+    own.use_verify_splitkv = own.enable_deterministic = own.use_mla = False
+    own.extend_attention_fwd, own.verify_splitkv_fwd = on_cpu.extend_attention, None
+    caches = torch.randn(2, 240, heads, size, generator=seed()).unbind()
+    own.token_to_kv_pool = SimpleNamespace(
+        get_key_buffer=lambda _: caches[0], get_value_buffer=lambda _: caches[1]
+    )
+    own.req_to_token_pool = SimpleNamespace(size=6)
+    own.forward_metadata = SimpleNamespace(**dict.fromkeys(ForwardMetadata.__annotations__))
+    return own
+
+
+def planned():
+    """What a backend plans for a verification, stock and with DDTREE's launch, as lists."""
+    from toolkit.ddtree.sglang import plan
+
+    told = []
+    lengths, places = torch.tensor([5, 0, 31]), torch.tensor([4, 1, 2])
+    for mask in (torch.empty(0, dtype=torch.uint8), None):
+        pair = []
+        for installed in (False, True):
+            own = backend([5, 0, 31], 9, 2, 16)
+            if installed:
+                assert plan.install(own)
+            spec = SimpleNamespace(draft_token_num=9, custom_mask=mask)
+            answer = own._update_target_verify_buffers(3, lengths, places, spec)
+            held = (own.qo_indptr, own.kv_indptr, own.mask_indptr, own.cuda_graph_kv_indices)
+            pair.append([part if part is None else part.tolist() for part in (*answer, *held)])
+            if mask is not None:
+                assert answer[2] is own._verify_mask.buffer
+        told.append(pair)
+    return told
+
+
+def attended():
+    """The greatest difference of a backend's verification with DDTREE's kernel and the stock one's twin."""
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    from toolkit.ddtree.sglang import attention
+
+    heads, kv_heads, size, rows, lengths = 4, 2, 32, 9, [5, 0, 31]
+    layer = SimpleNamespace(
+        qk_head_dim=size, v_head_dim=size, tp_q_head_num=heads, layer_id=0, k_scale=None, v_scale=None,
+        logit_cap=0.0, logit_capping_method="tanh", is_cross_attention=False, attn_type=None,
+        sliding_window_size=-1, scaling=0.2, xai_temperature_len=-1,
+    )  # fmt: skip
+    batch = SimpleNamespace(forward_mode=ForwardMode.TARGET_VERIFY)
+    query, key, value = (
+        torch.randn(3 * rows, n * size, generator=seed()) for n in (heads, kv_heads, kv_heads)
+    )
+    key, value = key.view(-1, kv_heads, size), value.view(-1, kv_heads, size) * 2
+    told = {}
+    for masked in (True, False):
+        outs = []
+        for installed in (False, True):
+            own = backend(lengths, rows, kv_heads, size)
+            if installed:
+                assert attention.install(own)
+                own.extend_attention_fwd = None  # not to be asked
+            cells = torch.rand(rows * (sum(lengths) + 3 * rows), generator=seed()) < 0.5
+            vars(own.forward_metadata).update(
+                qo_indptr=torch.arange(4) * rows,
+                kv_indptr=torch.tensor([0, *lengths]).cumsum(0).int(),
+                kv_indices=torch.randperm(240, generator=seed())[: sum(lengths)],
+                custom_mask=cells.to(torch.uint8) if masked else None,
+                mask_indptr=torch.tensor([0, *(rows * (n + rows) for n in lengths)]).cumsum(0),
+                max_extend_len=rows,
+            )
+            outs.append(own.forward_extend(query, key, value, layer, batch, save_kv_cache=False))
+        rows_seen = ~outs[0].isnan()  # a random mask leaves rows that see nothing
+        told[str(masked)] = float((outs[0] - outs[1])[rows_seen].abs().max())
+        told[f"{masked} rows"] = float(rows_seen.float().mean())
+    refused = attention.verify(
+        query.view(-1, heads, size), key, value, query.view(-1, heads, size).clone(),
+        *[own.token_to_kv_pool.get_key_buffer(0)] * 2, None, torch.tensor([0, 5, 5, 36]),
+        torch.arange(36), None, True, None, rows, 1.0, 1.0, 0.2, logit_cap=30.0, max_bs=6,
+    )  # fmt: skip
+    return told | {"refuses a cap": not refused}
+
+
 REAL_KERNEL = on_cpu.REAL_KERNEL
 assert kernel_module.extend_attention_fwd is on_cpu.extend_attention
 
@@ -173,4 +267,5 @@ if __name__ == "__main__":
     told |= {"cases": [resolve(argv) for argv in told_argv]}
     told["simulated"] = resolve_with({"SGLANG_SIMULATE_ACC_LEN": "3"}, told_argv[0])
     told["captured"] = [captured(17, "mask"), captured(8, "mask"), captured(17, None)]
-    print(json.dumps(told | {"hooks": hook_facts(), "twin_error": twin_error()}))
+    told |= {"hooks": hook_facts(), "twin_error": twin_error()}
+    print(json.dumps(told | {"planned": planned(), "attended": attended()}))

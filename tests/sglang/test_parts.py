@@ -13,7 +13,14 @@ from toolkit.ddtree.sglang import draft
 from toolkit.ddtree.sglang.capabilities import RULES, Model, refusals
 from toolkit.ddtree.sglang.draft import DraftCandidates, TreeDrafter, merge_shards
 from toolkit.ddtree.sglang.kernels import RowMover, VerifyRows, place_rows, walk_trees
-from toolkit.ddtree.sglang.options import ENVIRONMENT, OptionError, TreeOptions, add_flags, options_of
+from toolkit.ddtree.sglang.options import (
+    ENVIRONMENT,
+    Attention,
+    OptionError,
+    TreeOptions,
+    add_flags,
+    options_of,
+)
 from toolkit.ddtree.sglang.requests import limits_of, problem_of
 from toolkit.ddtree.sglang.sampling import target_tokens
 from toolkit.ddtree.sglang.tail import Tails, Verified
@@ -285,6 +292,17 @@ def test_flags_win_over_the_environment_and_reach_the_next_process(monkeypatch):
     assert TreeOptions.from_environment() == chosen
 
 
+def test_whose_attention_verifies_is_left_to_the_device_or_chosen(monkeypatch):
+    monkeypatch.delenv(ENVIRONMENT, raising=False)
+    tree = ["--speculative-algorithm", "DDTREE"]
+    assert options_of(flags(*tree)).attention is None
+    chosen = options_of(flags(*tree, "--speculative-ddtree-attention", "backend"))
+    assert chosen.attention is Attention.BACKEND
+    for options in (chosen, TreeOptions()):
+        options.to_environment()
+        assert TreeOptions.from_environment() == options
+
+
 def test_a_debug_file_is_written_where_the_metrics_are_asked_for(tmp_path):
     path = str(tmp_path / "debug.jsonl")
     given = ["--speculative-algorithm", "DDTREE", "--speculative-ddtree-debug-file", path]
@@ -310,7 +328,9 @@ def test_flags_that_cannot_be_meant_are_refused(argv, named):
         options_of(flags(*argv))
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"budgets": 3}', '{"budget": "3"}', '{"budget": true}'])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"budgets": 3}', '{"budget": "3"}', '{"budget": true}', '{"attention": "fast"}']
+)
 def test_an_environment_that_holds_no_options_is_refused(monkeypatch, text):
     monkeypatch.setenv(ENVIRONMENT, text)
     with pytest.raises(OptionError, match=ENVIRONMENT):

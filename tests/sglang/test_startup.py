@@ -142,3 +142,19 @@ def test_a_graph_of_another_width_or_without_a_mask_is_refused(told):
 
 def test_the_attention_twin_is_sglangs(told):
     assert told["twin_error"] < 2e-6
+
+
+def test_the_plan_of_a_verification_is_sglangs(told):
+    """The same buffers from one launch, with a mask that the graph reads and without one."""
+    for stock, own in told["planned"]:
+        assert own == stock
+        assert stock[3] == [0, 9 * 14, 9 * (14 + 9), 9 * (14 + 9 + 40)]
+
+
+def test_its_own_attention_is_what_the_backend_computes(told):
+    """Through the backend's own method, which asks DDTREE's kernel first."""
+    found = told["attended"]
+    assert found["True"] < 1e-5
+    assert found["False"] < 1e-5
+    assert found["True rows"] > 0.9
+    assert found["refuses a cap"]

@@ -103,7 +103,9 @@ def tree_attention(
     if sees is Sees.MASKED and mask is None:
         raise ValueError("the tree is masked, and there is no mask")
     width, group = rows // requests, heads // kv_heads
-    tile = _tile(width * group, key_dim, value_dim, query.element_size(), _shared_memory(query.device))
+    tile = _INTERPRETED
+    if query.is_cuda:
+        tile = _tile(width * group, key_dim, value_dim, query.element_size(), _shared_memory(query.device))
     blocks = triton.cdiv(width * group, tile.rows)
     if splits is None:
         splits = _splits(requests * kv_heads * blocks, query.device)
@@ -135,6 +137,8 @@ def tree_attention(
 
 def fits(query: Tensor, key_dim: int, value_dim: int) -> bool:
     """Whether the device of these queries has room for a tile of such heads."""
+    if not query.is_cuda:
+        return True
     try:
         _tile(16, key_dim, value_dim, query.element_size(), _shared_memory(query.device))
     except ValueError:
@@ -148,6 +152,10 @@ class _Tile:
     columns: int
     warps: int
     stages: int
+
+
+_INTERPRETED = _Tile(64, 128, 1, 1)
+"""On a CPU, where a program costs more than its numbers."""
 
 
 def _tile(rows: int, key_dim: int, value_dim: int, item: int, shared: int) -> _Tile:
@@ -192,9 +200,7 @@ def _splits(programs: int, device: torch.device) -> int:
 
 @lru_cache(maxsize=8)
 def _shared_memory(device: torch.device) -> int:
-    """Bytes that a program may have; on a CPU there is no such limit."""
-    if device.type != "cuda":
-        return 1 << 20
+    """Bytes that a program may have."""
     index = torch.cuda.current_device() if device.index is None else device.index
     return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
 

@@ -52,7 +52,8 @@ class TreeOptions:
         budget: tree nodes without the root; the verify width is budget + 1.
         topk_cap: candidates that a draft slot offers.
         expansion: the tree policy.
-        attention: whose kernel verifies trees.
+        attention: whose kernel verifies trees; None: DDTREE's own on a GPU, the backend's where kernels are
+            interpreted.
         debug_file: where each verify step's debug line goes; None writes none.
         debug_file_bytes: size at which that file is rotated.
         check_prefix: what the ids of the server's own self-check requests begin with; empty for none.
@@ -61,7 +62,7 @@ class TreeOptions:
     budget: int = _DEFAULT.budget
     topk_cap: int = _DEFAULT.topk_cap
     expansion: Expansion = _DEFAULT.expansion
-    attention: Attention = Attention.SPLIT
+    attention: Attention | None = None
     debug_file: str | None = None
     debug_file_bytes: int = _DEBUG_BYTES
     check_prefix: str = ""
@@ -147,7 +148,7 @@ def _merge(
         elif key == "expansion":
             given[key] = _one_of(Expansion, value, name)
         elif key == "attention":
-            given[key] = _one_of(Attention, value, name)
+            given[key] = None if value is None else _one_of(Attention, value, name)
         elif key in ("debug_file", "check_prefix"):
             given[key] = _text(value, name)
         else:
@@ -194,7 +195,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--speculative-ddtree-attention", choices=[str(item) for item in Attention],
         help="whose kernel verifies trees on the Triton backend: DDTREE's own, which cuts prefixes into "
-        f"parts, or the backend's (default: {Attention.SPLIT})",
+        f"parts, or the backend's (default: {Attention.SPLIT}; on a CPU {Attention.BACKEND})",
     )  # fmt: skip
     group.add_argument(
         "--speculative-ddtree-debug-metrics", action="store_true",

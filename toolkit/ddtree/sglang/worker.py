@@ -87,9 +87,11 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
     def init_attention_backends(self) -> None:
         """Also find the K/V rows that a commit moves, and give the backends DDTREE's own kernels."""
         super().init_attention_backends()
+        asked = self._options.attention
+        splits = self.device != "cpu" if asked is None else asked is Attention.SPLIT
         for runner in (self.model_runner, self.draft_model_runner):
             plan.install(runner.attn_backend)
-            if self._options.attention is Attention.SPLIT:
+            if splits:
                 attention.install(runner.attn_backend)
         buffers = _row_buffers(self.model_runner.token_to_kv_pool)
         self._mover = RowMover(buffers)
