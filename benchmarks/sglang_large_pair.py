@@ -27,7 +27,7 @@ from training.overlap import known_grams
 from training.run import Run
 from training.train_pair import describe, keep_apart, prepare_text, token_loss, train_target
 
-PROMPTS, PROMPT, NEW_TOKENS = 64, 192, 128
+PROMPTS, PROMPT, NEW_TOKENS = 64, 192, 256
 STRENGTH = 0.8  # of the transition table; where tuning put the bundled pair's
 
 
