@@ -62,6 +62,10 @@ options:
         the release, not against its first one.
     type: bool
     default: false
+  refused:
+    description: With C(rollback), go to C(release) although it was refused.
+    type: bool
+    default: false
   doctor:
     description: What the host is examined for, and what it is loaded with; for C(doctor) and C(preflight).
     type: dict
@@ -314,9 +318,8 @@ def said(message: str, hint: str | None) -> str:
 def change(agent: Agent, given: dict[str, Any], *, check: bool) -> dict[str, Any]:
     """Any other operation."""
     operation = given["operation"]
-    wanted = {
-        name: given[name] for name in ("service", "who", "lock_wait", "release", "purge", "new_baseline")
-    }
+    names = ("service", "who", "lock_wait", "release", "purge", "new_baseline", "refused")
+    wanted = {name: given[name] for name in names}
     wanted["sets"] = given["set"]
     shown: dict[str, Any] = {"changed": True}
     if operation in ("swap", "rollback", "upgrade"):
@@ -360,6 +363,7 @@ def main() -> None:
             "release": {"type": "str"},
             "purge": {"type": "bool", "default": False},
             "new_baseline": {"type": "bool", "default": False},
+            "refused": {"type": "bool", "default": False},
             "doctor": {"type": "dict"},
             "ignored": {"type": "list", "elements": "str", "default": []},
             "load": {"type": "bool", "default": False},

@@ -15,8 +15,17 @@ from typing import Any
 import httpx
 import pytest
 
+from toolkit.build.builder import checkpoint_marks
+from toolkit.build.environment import materialise
+from toolkit.build.for_profile import environment_of
+from toolkit.files import json_bytes
 from toolkit.layout import Layout
+from toolkit.profile.loading import load_profile
+from toolkit.release.experiment import forget_experiment
+from toolkit.release.locate import Deployed, layout_of, remember
+from toolkit.release.store import Store, content_digest
 from toolkit.release.view import status
+from toolkit.service.command import release_unit
 
 PROGRAM = Path(sys.executable).with_name("ddtoolkit")
 
@@ -106,6 +115,44 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         for pid in left:
             os.kill(pid, signal.SIGKILL)
         assert not left, "a stopped service left processes behind"
+
+
+@pytest.fixture
+def staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """A home with a release that was accepted and is stopped."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    profile = tmp_path / "local.yaml"
+    port = free_port()
+    host = f"{{root: ~/service, python: {sys.executable}}}"
+    profile.write_text(
+        f"schema: 1\nname: local\nhost: {host}\nservice: {{port: {port}}}\n"
+        "model: {target: {source: bundled}, drafter: {source: bundled}}\n"
+    )
+    resolved = load_profile(str(profile))
+    layout = layout_of(resolved.profile)
+    paths = layout.service("local")
+    folders = ((layout.environments, 0o755), (layout.models, 0o755), (layout.logs, 0o750))
+    for folder, mode in (*folders, (paths.releases, 0o755), (layout.state, 0o700), (paths.cache, 0o700)):
+        folder.mkdir(parents=True)
+        folder.chmod(mode)
+    paths.state.mkdir(mode=0o700)
+    environment = environment_of(resolved.profile, layout)
+    built = {"digest": environment.digest, "versions": environment.versions, "source": environment.source}
+    built |= {"path": str(materialise(environment, layout.environments)), "python": str(environment.python)}
+    checkpoints = checkpoint_marks(resolved.profile, layout)
+    manifest = {"environment": built, "checkpoints": checkpoints, "engine": {"tuned": {"threads": 2}}}
+    store = Store(paths)
+    name = store.new_id(content_digest(resolved.data, manifest))
+    unit = release_unit(resolved.profile, manifest, store.path(name), layout)
+    release = store.stage(name, profile=resolved.data, unit=unit, manifest=manifest)
+    (release.path / "acceptance.json").write_bytes(json_bytes({}))
+    store.switch(name)
+    remember(Deployed("local", layout))
+    yield Site(tmp_path, profile, port)
+    forget_experiment(
+        paths
+    )  # its timer, which a command may have started, goes away, and starts nothing later
 
 
 def _pids(home: Path) -> list[int]:

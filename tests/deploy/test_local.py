@@ -78,7 +78,17 @@ def test_a_swap_that_is_worse_is_shown_and_undoes_itself(site: Site) -> None:
     assert after["release"] == before["release"]
     assert after["config"]["speculative"]["budget"] == 16
     assert site.generate()["text"] == text
-    assert site.json("history")[-1]["outcome"] == "rolled_back"
+    last = site.json("history")[-1]
+    assert last["outcome"] == "rolled_back"
+    refused = site.run("rollback", "--to", last["release"])
+    assert refused.returncode == 2
+    assert f"{last['release']} was refused: its swap by " in refused.stderr
+    assert last["reason"] in refused.stderr
+    assert site.status["pid"] == after["pid"]
+    assert site.run("rollback", "--to", last["release"], "--refused").returncode == 0
+    assert site.status["release"] == last["release"]
+    assert site.run("rollback").returncode == 0
+    assert site.status["release"] == before["release"]
 
 
 def test_a_swap_with_a_new_baseline_stays_and_rollback_returns(site: Site) -> None:

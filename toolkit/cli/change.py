@@ -153,6 +153,9 @@ def rollback(
             help="Hold later changes against this judgement of the release, not against its first one.",
         ),
     ] = False,
+    refused: Annotated[
+        bool, typer.Option("--refused", help="With --to: go there although that release was refused.")
+    ] = False,
     inventory: Inventories = None,
     limit: Limit = None,
     batch: Batch = 1,
@@ -165,7 +168,7 @@ def rollback(
     where = fleet.where(inventory, limit, batch=batch)
     if where is not None:
         manner = fleet.Manner(yes, verbose, as_json, lock_wait)
-        fleet.rollback(name, release, where, manner, new_baseline=new_baseline)
+        fleet.rollback(name, release, where, manner, new_baseline=new_baseline, refused=refused)
         return
     from toolkit.cli.progress import Lines
     from toolkit.deploy.rollback import rollback as run_rollback
@@ -181,11 +184,13 @@ def rollback(
     with watcher.reserve(service, "rollback", wait=lock_wait):
         host = ServiceHost(service.layout, service.name)
         current = current_release(service)
-        target = rollback_target(host, current, release)
+        target = rollback_target(host, current, release, refused=refused)
         say(f"rollback of {service.name} from {current.id} to {target.id}, {_restart(host)}:")
         for line in describe(differences(current.profile, target.profile)):
             say(f"  {line}")
-        outcome = run_rollback(service, release, watcher, lock_wait=lock_wait, new_baseline=new_baseline)
+        outcome = run_rollback(
+            service, release, watcher, lock_wait=lock_wait, new_baseline=new_baseline, refused=refused
+        )
     _finish(service, outcome, as_json=as_json)
 
 

@@ -13,6 +13,7 @@ from toolkit.release.control import run_request
 from toolkit.release.host import ServiceHost
 from toolkit.release.locate import Deployed, current_release
 from toolkit.release.lock import whoami
+from toolkit.release.refusal import refusal
 from toolkit.release.request import Outcome, Request
 from toolkit.release.store import Release
 
@@ -24,6 +25,7 @@ def rollback(
     *,
     lock_wait: float,
     new_baseline: bool = False,
+    refused: bool = False,
 ) -> Outcome:
     """Go back to an earlier release with its own environment and its own checks.
 
@@ -33,15 +35,17 @@ def rollback(
         watcher: told of every step.
         lock_wait: seconds to wait for the lock.
         new_baseline: hold later changes against this judgement of the release, not against its first one.
+        refused: go to a release that was refused, too.
 
     Raises:
-        ConfigError: there is no such release.
+        ConfigError: there is no such release, or it was refused.
         LockedError: another change is under way.
     """
-    command = f"rollback {release_id or ''}".strip()
+    words = ["rollback", *([release_id] if release_id else []), *(["--refused"] if refused else [])]
+    command = " ".join(words)
     with watcher.hold(service, command, wait=lock_wait) as session:
         current = current_release(service)
-        target = rollback_target(session.host, current, release_id)
+        target = rollback_target(session.host, current, release_id, refused=refused)
         changes = tuple(differences(current.profile, target.profile))
         profile = profile_from_data(target.profile)
         request = Request(
@@ -58,17 +62,34 @@ def rollback(
         return run_request(session, request, watcher.event)
 
 
-def rollback_target(host: ServiceHost, current: Release, release_id: str | None) -> Release:
+def rollback_target(
+    host: ServiceHost, current: Release, release_id: str | None, *, refused: bool = False
+) -> Release:
     """The release that a rollback goes to.
 
+    Args:
+        host: the service.
+        current: its current release.
+        release_id: None takes the newest accepted release before the current one.
+        refused: allow a named one that was refused.
+
     Raises:
-        ConfigError: there is none, or it is the one that is current.
+        ConfigError: there is none, it is the one that is current, or it was refused.
     """
+    if refused and release_id is None:
+        raise ConfigError("--refused is for a release that --to names", hint="add --to RELEASE")
     if release_id is not None:
         target = host.store.get(release_id)
         if target.id == current.id:
             raise ConfigError(
                 f"{target.id} is the current release already", hint=f"ddtoolkit history {host.name}"
+            )
+        if not refused and (why := refusal(host, target)) is not None:
+            # It would be judged by its own thresholds alone, which may let pass what was worse than another.
+            raise ConfigError(
+                f"{target.id} was refused: {why}",
+                hint=f"ddtoolkit rollback {host.name} --to {target.id} --refused goes there all the same, "
+                "judged by its own thresholds alone",
             )
         return target
     for earlier in reversed(history.served(host.paths)):
@@ -79,3 +100,12 @@ def rollback_target(host: ServiceHost, current: Release, release_id: str | None)
         f"{host.name}: no release that served before {current.id} is kept",
         hint=f"ddtoolkit history {host.name}",
     )
+
+
+def way_back(host: ServiceHost, current: Release) -> bool:
+    """Whether a rollback has a release to go to."""
+    try:
+        rollback_target(host, current, None)
+    except ConfigError:
+        return False
+    return True

@@ -8,6 +8,7 @@ import shutil
 import sys
 from typing import Any
 
+from toolkit.deploy.rollback import way_back
 from toolkit.plan.steps import Plan
 from toolkit.release.host import ServiceHost
 from toolkit.release.request import Outcome
@@ -50,6 +51,8 @@ def next_lines(host: ServiceHost, *, changed: bool) -> list[str]:
         f"  query it   curl {unit.url}/v1/completions{key} {header} -d {shlex.quote(body)}",
         f"  look at it {program} status {name}; {program} logs -f {name}; {program} test {name}",
         f"  change it  {program} swap {name} --set speculative.budget={_other_budget(current.profile)}",
-        f"  undo it    {program} history {name}; {program} rollback {name}",
+        f"  undo it    {program} rollback {name}; {program} history {name}"
+        if way_back(host, current)
+        else f"  past       {program} history {name}",
         f"  stop it    {program} stop {name}",
     ]

@@ -176,7 +176,7 @@ def rollback_preview(args: Args, _: Send) -> dict[str, Any]:
     service = find_service(args["service"])
     host = ServiceHost(service.layout, service.name)
     current = current_release(service)
-    target = rollbacks.rollback_target(host, current, args["release"])
+    target = rollbacks.rollback_target(host, current, args["release"], refused=bool(args.get("refused")))
     changes = differences(current.profile, target.profile)
     return {
         "service": service.name,
@@ -196,6 +196,7 @@ def rollback(args: Args, send: Send) -> dict[str, Any]:
         _watcher(send),
         lock_wait=args["lock_wait"],
         new_baseline=bool(args.get("new_baseline")),
+        refused=bool(args.get("refused")),
     )
     return _ended(service, outcome)
 

@@ -111,6 +111,11 @@ class Release:
         """The report of the last judgement since, that of a rollback to it; None where there was none."""
         return self._report(LATEST_FILE)
 
+    @property
+    def refused(self) -> dict[str, Any] | None:
+        """The report by which it was refused the last time; None where it never was."""
+        return self._report(REFUSED_FILE)
+
     def record(
         self, profile: Mapping[str, Any], *, swapped: Collection[str], sources: Mapping[str, bytes]
     ) -> None:

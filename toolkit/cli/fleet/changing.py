@@ -30,10 +30,21 @@ def swap(name: str | None, sets: Sequence[str], where: Where, manner: Manner, **
 
 
 def rollback(
-    name: str | None, release: str | None, where: Where, manner: Manner, *, new_baseline: bool
+    name: str | None,
+    release: str | None,
+    where: Where,
+    manner: Manner,
+    *,
+    new_baseline: bool,
+    refused: bool = False,
 ) -> None:
     """Go back to an earlier release, host by host."""
-    args = {"release": release, "lock_wait": manner.lock_wait, "new_baseline": new_baseline}
+    args = {
+        "release": release,
+        "lock_wait": manner.lock_wait,
+        "new_baseline": new_baseline,
+        "refused": refused,
+    }
 
     _change(name, where, manner, "rollback", args, preview="rollback_preview")
 
