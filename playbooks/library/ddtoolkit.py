@@ -40,6 +40,10 @@ options:
     description: Files that the profile was read from, base64, by name; kept with the release.
     type: dict
     default: {}
+  given:
+    description: What the profile was resolved from, as it was typed; kept with the release, for next steps.
+    type: dict
+    default: {}
   secrets:
     description: Values of the secrets that the profile names, by the server's name for each.
     type: dict
@@ -227,8 +231,7 @@ class Agent:
 
 def deploy(agent: Agent, given: dict[str, Any], *, check: bool) -> dict[str, Any]:
     """Plan, then deploy what is planned."""
-    wanted = {"profile": given["profile"], "sources": given["sources"], "secrets": given["secrets"]}
-    wanted |= {"service": given["service"], "who": given["who"]}
+    wanted = {name: given[name] for name in ("profile", "sources", "secrets", "given", "service", "who")}
     planned = agent.ask("plan", wanted)
     plan = planned["plan"]
     changes = [f"{item['key']}: {item['old']} -> {item['new']}" for item in plan["changes"]]
@@ -358,6 +361,7 @@ def main() -> None:
             "service": {"type": "str", "required": True},
             "profile": {"type": "dict"},
             "sources": {"type": "dict", "default": {}},
+            "given": {"type": "dict", "default": {}},
             "secrets": {"type": "dict", "default": {}, "no_log": True},
             "set": {"type": "list", "elements": "str", "default": []},
             "release": {"type": "str"},

@@ -44,10 +44,17 @@ def test_what_the_server_does_not_depend_on_is_put_on_record_without_a_restart(s
     assert shown.returncode == 0, shown.stderr
     assert "record: committed: host.download_rate: on record; " in shown.stderr
     assert "nothing to do" in site.run("deploy", "profile", "local.yaml", *rate).stderr
-    assert site.run("deploy", "profile", "local.yaml").returncode == 0
+    asked = site.run("deploy", "profile", "local.yaml")
+    assert asked.returncode == 2
+    assert "deployed with --set host.download_rate=9MB, this one is not" in asked.stderr
+    assert site.run("deploy", "profile", "local.yaml", "--yes").returncode == 0
     after = site.status
     assert (after["pid"], after["release"]) == (before["pid"], before["release"])
-    assert [entry["kind"] for entry in site.json("history")[-2:]] == ["record", "record"]
+    past = site.json("history")[-2:]
+    assert [entry["kind"] for entry in past] == ["record", "record"]
+    asked_for = "deploy profile local.yaml --set host.download_rate=9MB"
+    assert [entry["command"] for entry in past] == [asked_for, "deploy profile local.yaml"]
+    assert "deployed with" not in site.run("plan", "local.yaml", "--set", "host.download_rate=8MB").stdout
 
 
 def test_both_openai_endpoints_answer_streaming_and_not(site: Site) -> None:

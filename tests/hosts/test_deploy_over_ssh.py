@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -416,6 +417,12 @@ DRIFTS = [
 
 def test_no_drift_right_after_a_deploy(first: dict[str, Any], ddtoolkit: Command) -> None:
     assert results(ddtoolkit("drift", *SETS, "--json")) == {"ct200": [], "ct201": []}
+    # Without them it is held against the profile with what the release was deployed with.
+    done = ddtoolkit("drift", "--json")
+    assert results(done) == {"ct200": [], "ct201": []}
+    assert f"the profile with {shlex.join(SETS)}, as its release was deployed" in done.stderr
+    lost = f"deployed with {shlex.join(SETS)}, this one is not"
+    assert lost in ddtoolkit("plan", NAME, "--limit", "ct200").stdout
 
 
 def test_drifts_that_hands_make_are_found(

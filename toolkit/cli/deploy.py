@@ -118,7 +118,7 @@ def deploy_profile(
             raise ConfigError(
                 "--json changes nothing without --yes", hint="add --yes, or use ddtoolkit plan --json"
             )
-        confirm_undone({HERE: prepared.plan.undone}, yes=yes)
+        confirm_undone({HERE: prepared.plan.undone}, {HERE: prepared.plan.lost}, yes=yes)
         _check_wheelhouse(profile, told)
         from toolkit.doctor.ask import report_here
         from toolkit.doctor.preflight import mended_by, preflight

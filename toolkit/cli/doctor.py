@@ -22,7 +22,7 @@ from toolkit.cli.options import (
     Sets,
     Yes,
 )
-from toolkit.cli.output import answer, emit, require_yes, say, table
+from toolkit.cli.output import answer, confirm, emit, require_yes, say, table
 from toolkit.errors import ConfigError, ToolkitError
 
 if TYPE_CHECKING:
@@ -138,8 +138,7 @@ def _confirm(reports: Mapping[str, Sequence[Mapping[str, Any]]], manner: Manner)
         return
     if not sys.stdin.isatty():
         raise ConfigError("this would disturb what runs there", hint="add --yes")
-    if not typer.confirm("go on?", err=True):
-        raise typer.Exit(1)
+    confirm("go on?")
 
 
 def _here(name: str | None, overlays: Overlays, sets: Sets) -> ResolvedProfile:

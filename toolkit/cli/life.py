@@ -21,7 +21,7 @@ from toolkit.cli.options import (
     Wheelhouse,
     Yes,
 )
-from toolkit.cli.output import answer, emit, require_yes, say
+from toolkit.cli.output import answer, confirm, emit, require_yes, say
 from toolkit.errors import ConfigError, StoppedWatchingError
 
 if TYPE_CHECKING:
@@ -209,5 +209,4 @@ def _ask(what: str, *, yes: bool, as_json: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise ConfigError(f"this would {what}", hint="add --yes")
-    if not typer.confirm(f"{what}?", err=True):
-        raise typer.Exit(1)
+    confirm(f"{what}?")

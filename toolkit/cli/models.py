@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toolkit.cli.options import Inventories, Json, Limit, Parallel, Seed, Sets, Verbose, Yes
-from toolkit.cli.output import answer, console, emit, require_yes, say, table
+from toolkit.cli.output import answer, confirm, console, emit, require_yes, say, table
 from toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -144,8 +144,7 @@ def remove(
         names = ", ".join(host.name for host in hosts)
         if not console().is_terminal:
             raise ConfigError(f"{model} would be removed from {names}", hint="add --yes")
-        if not typer.confirm(f"remove {model} from {names}?", err=True):
-            raise typer.Exit(1)
+        confirm(f"remove {model} from {names}?")
     require_yes(yes=yes, as_json=as_json)
     results = _ask_all(hosts, "rm", {**_rooted(root), "model": model, "force": force}, parallel)
     if as_json:

@@ -106,6 +106,17 @@ def tell_doubts(resolved: ResolvedProfile) -> None:
         say(f"notice: {override}")
 
 
+def confirm(question: str) -> None:
+    """Ask a person whether to go on.
+
+    Raises:
+        Exit: the answer is no, which is said to have changed nothing.
+    """
+    if not typer.confirm(question, err=True):
+        say("nothing was changed")
+        raise typer.Exit(1)
+
+
 def require_yes(*, yes: bool, as_json: bool) -> None:
     """Make sure that a command which prints JSON may change something.
 

@@ -6,9 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import typer
-
-from toolkit.cli.output import say
+from toolkit.cli.output import confirm, say
 from toolkit.errors import ConfigError
 
 
@@ -64,24 +62,32 @@ def _notes(plan: Mapping[str, Any], tell: Callable[[str], None]) -> None:
         if change["key"] in plan["tried"]:
             continue
         tell(f"  note: {change['key']} was swapped since the last deploy, and is set back")
+    if plan["lost"]:
+        lost = " ".join(plan["lost"])
+        tell(f"  note: the current release was deployed with {lost}, this one is not")
     for note in plan["notes"]:
         tell(f"  note: {note}")
     for drift in plan["by_hand"]:
         tell(f"  {'by hand':<12} {drift}")
 
 
-def confirm_undone(undone: Mapping[str, Sequence[str]], *, yes: bool) -> None:
-    """Ask before a deploy sets back what was swapped since the last one.
+def confirm_undone(
+    undone: Mapping[str, Sequence[str]], lost: Mapping[str, Sequence[str]], *, yes: bool
+) -> None:
+    """Ask before a deploy sets back what was swapped since the last one, or what that one was given.
 
     Args:
         undone: lines of the diff, by host.
+        lost: options of the last deploy that this one lacks, by host; the plan, shown before, tells them.
         yes: do not ask.
 
     Raises:
         ConfigError: there is nobody to ask.
         Exit: the answer is no.
     """
-    if yes or not any(undone.values()):
+    options = sorted({option for options in lost.values() for option in options})
+    swapped = any(undone.values())
+    if yes or not (swapped or options):
         return
     for where, lines in undone.items():
         if lines:
@@ -89,8 +95,10 @@ def confirm_undone(undone: Mapping[str, Sequence[str]], *, yes: bool) -> None:
         for line in lines:
             say(f"  {line}")
     if not sys.stdin.isatty():
-        raise ConfigError(
-            "swapped keys would be set back", hint="add --yes to set them back, or --set to keep a value"
-        )
-    if not typer.confirm("set them back?", err=True):
-        raise typer.Exit(1)
+        if swapped:
+            said, hint = "swapped keys would be set back", "--yes to set them back, or --set to keep a value"
+        else:
+            said = f"what the current release was deployed with would be set back: {' '.join(options)}"
+            hint = f"{' '.join(options)} to keep it, or --yes to deploy without it"
+        raise ConfigError(said, hint=f"add {hint}")
+    confirm("set them back?" if swapped else f"deploy without {' '.join(options)}?")

@@ -21,7 +21,7 @@ from toolkit.cli.options import (
     Verbose,
     Yes,
 )
-from toolkit.cli.output import answer, emit, require_yes, say
+from toolkit.cli.output import answer, confirm, emit, require_yes, say
 from toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -112,8 +112,7 @@ def _confirm(hosts: Sequence[str], *, yes: bool) -> None:
     what = f"prepare {', '.join(hosts)}"
     if not sys.stdin.isatty():
         raise ConfigError(f"this would {what}", hint="add --yes")
-    if not typer.confirm(f"{what}?", err=True):
-        raise typer.Exit(1)
+    confirm(f"{what}?")
 
 
 def _end(results: Sequence[HostResult], again: Callable[[str], str], *, as_json: bool) -> None:

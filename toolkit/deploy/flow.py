@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -51,7 +52,7 @@ def deploy(
     """
     plan = prepared.plan
     if plan.has("provision") and given is not None:
-        raise unprovisioned(prepared.host.name, prepared.needed)
+        raise unprovisioned(prepared.host.name, prepared.needed, prepared.resolved.given)
     if plan.has("release") and given is None:
         require_secrets(prepared.profile)
     if prepared.current is not None and plan.has("record") and not plan.has("release"):
@@ -61,8 +62,9 @@ def deploy(
         provision(prepared.profile, prepared.service, watcher)
     if not any(plan.has(action) for action in ("repair", "release", "record", "restart", "start")):
         return None
-    words = (f"--ignore-check {name}" for name in ignored)
-    command = " ".join([f"deploy profile {prepared.profile.name}", *words])
+    asked = prepared.resolved.given
+    words = [word for name in ignored for word in ("--ignore-check", name)]
+    command = shlex.join([*asked.words(prepared.profile.name), *words])
     with watcher.hold(prepared.service, command, wait=lock_wait) as session:
         _refuse_if_moved(session.host, prepared.current)
         _repair(prepared, watcher)
@@ -70,7 +72,7 @@ def deploy(
             recorded = None
             if prepared.current is not None and plan.has("record"):
                 swapped = set(prepared.current.swapped) - {change.key for change in plan.changes}
-                wanted = Recorded(prepared.current, prepared.resolved.data, swapped, prepared.sources)
+                wanted = Recorded(prepared.current, prepared.resolved.data, swapped, prepared.sources, asked)
                 recorded = record(session.host, command, [wanted], plan.changes)
             if not (plan.has("restart") or plan.has("start")):
                 return recorded
@@ -85,6 +87,7 @@ def deploy(
             plan.changes,
             (),
             prepared.sources,
+            asked,
             built,
         )
         return release(session, change, prepared.current, watcher, judging, given)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from toolkit.errors import ConfigError, ToolkitError
+from toolkit.profile.given import Given
 from toolkit.release.store import Release
 from toolkit.service.secrets import store_secrets, stored_secrets
 from toolkit.service.unit import SecretSource, Unit
@@ -34,9 +35,10 @@ def with_kept_secrets(unit: Unit, base: Release | None, given: Mapping[str, str]
         store_secrets(of_base, {key: given[key] for key in of_base.secrets})
     values = {key: given.get(key) or before.get(key) for key in unit.secrets}
     if missing_keys := [key for key, value in values.items() if value is None]:
+        again = (Given() if base is None else base.given).deploy(unit.name)
         raise ConfigError(
             f"{unit.name}: no value for {', '.join(missing_keys)} is on the host",
-            hint=f"bring it there with: ddtoolkit deploy profile {unit.name} -i INVENTORY",
+            hint=f"bring it there with: {again} -i INVENTORY",
         )
     kept = replace(unit, secrets={key: SecretSource() for key in unit.secrets})
     store_secrets(kept, {key: value for key, value in values.items() if value is not None})

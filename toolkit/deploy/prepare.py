@@ -89,14 +89,16 @@ def prepare(
         ToolkitError: the engine's libraries are not installed.
     """
     profile = resolved.profile
-    _check_supported(profile)
+    _check_supported(resolved)
     service = Deployed(profile.name, layout_of(profile))
     host = ServiceHost(service.layout, service.name)
     needed = requirements(profile, service.layout)
     environment = environment_of(profile, service.layout)
     current = host.store.current()
     renewed = _renewed(profile, current, given)
-    desired = Desired(resolved.data, environment, checkpoint_marks(profile, service.layout), renewed)
+    desired = Desired(
+        resolved.data, environment, checkpoint_marks(profile, service.layout), renewed, resolved.given
+    )
     missing_weights = weights.lacking(profile)
     missing_weights.require_space()
     observed = _observe(profile, host, needed, current, missing_weights.lines)
@@ -178,7 +180,9 @@ def _read_release(current: Release | None) -> tuple[CurrentRelease | None, str |
     if current is None:
         return None, None
     try:
-        release = CurrentRelease(current.id, current.profile, current.manifest, current.swapped)
+        release = CurrentRelease(
+            current.id, current.profile, current.manifest, current.swapped, current.given
+        )
         profile_from_data(release.profile)
         environment = Path(release.manifest["environment"]["path"])
     except ToolkitError as error:
@@ -198,7 +202,8 @@ def last_load_seconds(host: ServiceHost) -> float | None:
     return None
 
 
-def _check_supported(profile: Profile) -> None:
+def _check_supported(resolved: ResolvedProfile) -> None:
+    profile = resolved.profile
     if profile.service.manager != "systemd":
         return
     if not _SYSTEMD_RUNS.is_dir():
@@ -209,5 +214,5 @@ def _check_supported(profile: Profile) -> None:
     if os.geteuid() != 0:
         raise ConfigError(
             "service.manager 'systemd' takes root: units, releases and state belong to root",
-            hint=f"sudo ddtoolkit deploy profile {profile.name}",
+            hint=f"sudo {resolved.given.deploy(profile.name)}",
         )

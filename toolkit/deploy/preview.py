@@ -30,8 +30,8 @@ def playbook_settings(resolved: ResolvedProfile) -> dict[str, Any]:
         `gpu.yml`, null where the profile names no driver; `tool` (folder on the host, name of the archive),
         `libraries` (module and arguments; empty where an interpreter has them), `wheels` (their lock; null
         likewise) and `python` for the build; `weights` (a request a checkpoint) for fetching them; `doctor`
-        (what a host is examined for, and what it is loaded with); `profile` and `sources` (base64) for the
-        installation.
+        (what a host is examined for, and what it is loaded with); `profile`, `sources` (base64) and
+        `given` (how they were asked for) for the installation.
     """
     profile = resolved.profile
     layout = layout_of(profile)
@@ -50,6 +50,7 @@ def playbook_settings(resolved: ResolvedProfile) -> dict[str, Any]:
         "weights": weights.requests(profile),
         "doctor": {"examination": examination(profile), "load": load_request(profile)},
         "profile": resolved.data,
+        "given": resolved.given.to_json(),
         "sources": {
             item.path.name: base64.b64encode(item.path.read_bytes()).decode() for item in resolved.sources
         },

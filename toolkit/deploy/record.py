@@ -9,6 +9,7 @@ from typing import Any
 
 from toolkit.errors import ToolkitError
 from toolkit.profile.changes import Change
+from toolkit.profile.given import Given
 from toolkit.release import history
 from toolkit.release.ending import end_record
 from toolkit.release.host import ServiceHost
@@ -26,12 +27,14 @@ class Recorded:
         profile: resolved profile as a JSON object.
         swapped: keys whose values came from a swap since the last deploy.
         sources: the files that it was read from; none where it was read from no file.
+        given: what the deploy was asked for; None leaves that of before.
     """
 
     release: Release
     profile: Mapping[str, Any]
     swapped: Collection[str]
     sources: Mapping[str, bytes] = field(default_factory=dict)
+    given: Given | None = None
 
 
 def require_recordable(host: ServiceHost, releases: Sequence[Release]) -> None:
@@ -66,7 +69,7 @@ def record(host: ServiceHost, command: str, wanted: Sequence[Recorded], changes:
     try:
         for item in wanted:
             done.append((item.release, item.release.recorded, item.release.sources()))
-            item.release.record(item.profile, swapped=item.swapped, sources=item.sources)
+            item.release.record(item.profile, swapped=item.swapped, sources=item.sources, given=item.given)
     except ToolkitError:
         for changed, before, sources in done:
             changed.restore_record(before, sources)

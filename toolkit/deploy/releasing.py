@@ -20,6 +20,7 @@ from toolkit.deploy.watcher import Watcher
 from toolkit.errors import ToolkitError
 from toolkit.layout import Layout
 from toolkit.profile.changes import Change
+from toolkit.profile.given import Given
 from toolkit.profile.schema import Profile
 from toolkit.provision.lacks import missing
 from toolkit.provision.playbook import run_local
@@ -46,6 +47,7 @@ class NewRelease:
         changes: of keys, against the release before.
         swapped: keys whose values come from swaps.
         sources: files of the profile by name, as they were read.
+        given: what the deploy was asked for.
         built: manifest of a build that was made ahead; None builds here.
     """
 
@@ -56,6 +58,7 @@ class NewRelease:
     changes: Sequence[Change]
     swapped: tuple[str, ...]
     sources: dict[str, bytes]
+    given: Given
     built: dict[str, Any] | None = None
 
 
@@ -99,6 +102,7 @@ def release(
         sources=change.sources,
         changes=change.changes,
         swapped=change.swapped,
+        given=change.given,
     )
     comparison = None
     if change.profile.acceptance.level == "full" and judging.experiment_seconds is None:
@@ -156,11 +160,11 @@ def provision(profile: Profile, service: Deployed, watcher: Watcher) -> None:
     watcher.line(f"changed: {', '.join(changed)}" if changed else "changed nothing")
 
 
-def unprovisioned(name: str, needed: Requirements) -> ToolkitError:
+def unprovisioned(name: str, needed: Requirements, given: Given) -> ToolkitError:
     """What is told where provisioning is another machine's work, and was not done."""
     return ToolkitError(
         f"{name}: the host lacks what this needs: {'; '.join(missing(needed))}",
-        hint=f"ddtoolkit deploy profile {name} -i INVENTORY provisions it through Ansible",
+        hint=f"{given.deploy(name)} -i INVENTORY provisions it through Ansible",
     )
 
 

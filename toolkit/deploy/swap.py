@@ -74,14 +74,14 @@ def swap(
         needed = requirements(profile, service.layout)
         if missing(needed):
             if given is not None:
-                raise unprovisioned(service.name, needed)
+                raise unprovisioned(service.name, needed, current.given)
             provision(profile, service, watcher)
         swapped = tuple({*current.swapped, *(change.key for change in changes)})
         data = profile.model_dump(mode="json", by_alias=True)
         if not restarts(changes):
             return record(session.host, command, [Recorded(current, data, swapped), *ground], changes)
         kind: Kind = "swap" if judging.experiment_seconds is None else "experiment"
-        change = NewRelease(kind, command, profile, data, changes, swapped, {})
+        change = NewRelease(kind, command, profile, data, changes, swapped, {}, current.given)
         return release(session, change, current, watcher, judging, given)
 
 

@@ -74,5 +74,6 @@ def _release_again(
         given = {}
     if given is None:
         require_secrets(profile)
-    change = NewRelease("deploy", command, profile, current.profile, (), current.swapped, current.sources())
+    kept = current.swapped, current.sources(), current.given
+    change = NewRelease("deploy", command, profile, current.profile, (), *kept)
     return release(session, change, current, watcher, judging, given)

@@ -10,6 +10,7 @@ from toolkit.drift import files, process, server, units
 from toolkit.errors import ToolkitError
 from toolkit.plan.finding import Drift
 from toolkit.plan.steps import shown
+from toolkit.profile.given import Given
 from toolkit.profile.loading import differences, profile_from_data
 from toolkit.profile.schema import Profile
 from toolkit.provision.lacks import lacks
@@ -21,19 +22,20 @@ from toolkit.release.trial import Trial, trial_of
 from toolkit.release.under_way import unsettled
 
 
-def find(service: Deployed, wanted: Mapping[str, Any] | None) -> list[Drift]:
+def find(service: Deployed, wanted: Mapping[str, Any] | None, given: Given | None = None) -> list[Drift]:
     """Compare a service with its release, and its release with a profile.
 
     Args:
         service: the service.
         wanted: the profile's JSON form; None compares with the release alone.
+        given: what that was resolved from, for the next steps; None: as the release was deployed.
 
     Raises:
         ConfigError: nothing is deployed.
     """
     current = current_release(service)
     host = ServiceHost(service.layout, service.name)
-    again = f"ddtoolkit deploy profile {service.name}"
+    again = current.given.deploy(service.name)
     if (change := unsettled(host)) is not None:
         # Whatever else differs now is that change's business.
         fix = f"ddtoolkit status {service.name}"
@@ -43,7 +45,7 @@ def find(service: Deployed, wanted: Mapping[str, Any] | None) -> list[Drift]:
     except ToolkitError as error:
         fix, seen = error.hint or again, error.message
         return [Drift("files", str(current.path), seen, fix, "a whole release", seen, "planned")]
-    found = list(_config(current, wanted, again, trial_of(host, current)))
+    found = list(_config(service.name, current, wanted, trial_of(host, current), given or current.given))
     found += _host(profile, service, again)
     found += files.drifts(host, current, profile, again)
     masked = unit.manager == "systemd" and units.masked(host)
@@ -64,7 +66,7 @@ def find(service: Deployed, wanted: Mapping[str, Any] | None) -> list[Drift]:
 
 
 def _config(
-    current: Release, wanted: Mapping[str, Any] | None, again: str, trial: Trial | None
+    name: str, current: Release, wanted: Mapping[str, Any] | None, trial: Trial | None, given: Given
 ) -> Iterator[Drift]:
     if wanted is None:
         return
@@ -72,13 +74,13 @@ def _config(
         swapped = ", swapped since the last deploy" if change.key in current.swapped else ""
         seen, expected = shown(change.old), shown(change.new)
         if trial is not None and change.key in trial.keys:
-            name = again.rpartition(" ")[2]
             said = f"{seen} is tried by an experiment, which {trial.ends}; the profile has {expected}"
             fix = f"it ends by itself; ddtoolkit rollback {name} ends it now"
             yield Drift("config", change.key, said, fix, expected, seen, "planned")
             continue
         said = f"{seen} is deployed{swapped}; the profile has {expected}"
         # A deploy asks before it sets back what was swapped.
+        again = given.deploy(name)
         fix = f"{again} --yes" if swapped else again
         yield Drift("config", change.key, said, fix, expected, seen, "planned")
 

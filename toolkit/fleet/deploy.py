@@ -22,6 +22,7 @@ from toolkit.fleet.many import at_once
 from toolkit.fleet.results import HostResult
 from toolkit.fleet.send_wheels import Order
 from toolkit.fleet.wheels import HouseThere, house_of, order_of, with_house_there, with_wheels
+from toolkit.profile.given import Given
 from toolkit.profile.loading import ResolvedProfile
 from toolkit.profile.schema import Profile
 from toolkit.profile.secrets import SECRETS, require_secrets, resolve_secret
@@ -46,6 +47,7 @@ class Desired:
         wheels: what they are to have of a wheelhouse here; None where they take libraries from elsewhere.
         house: the folder of wheels on the hosts that the profile names, and the lock that is installed from
             it; None where it names none.
+        given: what the deploy was asked for, as it was typed here.
     """
 
     service: str
@@ -57,10 +59,16 @@ class Desired:
     weights: Sequence[dict[str, Any]] = ()
     wheels: Order | None = None
     house: HouseThere | None = None
+    given: Given = field(default_factory=Given)
 
     def args(self) -> dict[str, Any]:
         """What the agent's `plan` takes."""
-        return {"profile": self.data, "sources": self.sources, "secrets": self.secrets}
+        return {
+            "profile": self.data,
+            "sources": self.sources,
+            "secrets": self.secrets,
+            "given": self.given.to_json(),
+        }
 
     def orders(self, names: Iterable[str]) -> dict[str, Order]:
         """What each of the hosts is to have of the wheelhouse here; none without one."""
@@ -90,7 +98,8 @@ def desired(resolved: ResolvedProfile, wheelhouse: Path | None = None) -> Desire
     settings = requirements(profile, layout_of(profile)).settings()
     bare, weights = bare_of(profile, resolved.data), requests(profile)
     house = house_of(profile)
-    return Desired(profile.name, resolved.data, files, secrets, settings, bare, weights, wheels, house)
+    data, given = resolved.data, resolved.given
+    return Desired(profile.name, data, files, secrets, settings, bare, weights, wheels, house, given)
 
 
 def plan_everywhere(

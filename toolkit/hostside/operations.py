@@ -36,6 +36,7 @@ from toolkit.layout import Layout
 from toolkit.life import command, unused
 from toolkit.life import uninstall as life
 from toolkit.plan.steps import describe
+from toolkit.profile.given import Given
 from toolkit.profile.loading import ResolvedProfile, differences, profile_from_data
 from toolkit.profile.recorded import restarts
 from toolkit.release import control, controller, history, lock, view
@@ -307,7 +308,13 @@ def logs(args: Args, send: Send) -> None:
 def drift(args: Args, _: Send = _nobody) -> list[dict[str, Any]]:
     """Where the host has drifted from its release, and the release from a profile."""
     service = find_service(args["service"])
-    return [item.to_json() for item in find(service, args.get("profile"))]
+    asked = None if args.get("given") is None else Given.from_json(args["given"])
+    return [item.to_json() for item in find(service, args.get("profile"), asked)]
+
+
+def given(args: Args, _: Send = _nobody) -> dict[str, Any]:
+    """What the deploy of the current release was asked for."""
+    return current_release(find_service(args["service"])).given.to_json()
 
 
 def preflight(args: Args, send: Send) -> dict[str, Any]:
@@ -410,6 +417,7 @@ OPERATIONS: dict[str, Callable[[Args, Send], Any]] = {
     "history": past,
     "logs": logs,
     "drift": drift,
+    "given": given,
     "preflight": preflight,
     "reserve": reserve,
     "follow": follow,
@@ -443,13 +451,17 @@ def _last(host: ServiceHost) -> str | None:
 def _prepared(args: Args) -> Prepared:
     profile = profile_from_data(args["profile"])
     sources = {name: base64.b64decode(text) for name, text in args.get("sources", {}).items()}
-    resolved = ResolvedProfile(profile, dict(args["profile"]), {}, (), ())
+    resolved = ResolvedProfile(
+        profile, dict(args["profile"]), {}, (), (), given=Given.from_json(args.get("given"))
+    )
     return prepare(resolved, sources=sources, given=args["secrets"])
 
 
 def _content(args: Args) -> str:
     """What tells one request for a deploy from another."""
-    return json.dumps([args["profile"], args.get("sources"), args["secrets"]], sort_keys=True)
+    return json.dumps(
+        [args["profile"], args.get("sources"), args["secrets"], args.get("given")], sort_keys=True
+    )
 
 
 def _changed_from_outside(prepared: Prepared) -> bool:

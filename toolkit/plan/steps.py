@@ -9,6 +9,7 @@ from typing import Any, Literal
 from toolkit.build.environment import Environment
 from toolkit.plan.finding import Drift, Mend
 from toolkit.profile.changes import Change
+from toolkit.profile.given import Given
 from toolkit.profile.loading import differences
 from toolkit.profile.recorded import restarts
 
@@ -36,12 +37,14 @@ class CurrentRelease:
         profile: its resolved profile, JSON form.
         manifest: its build manifest.
         swapped: keys whose values came from a swap and not from a deploy.
+        given: what its deploy was asked for.
     """
 
     id: str
     profile: Mapping[str, Any]
     manifest: Mapping[str, Any]
     swapped: tuple[str, ...] = ()
+    given: Given = field(default_factory=Given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +56,14 @@ class Desired:
         environment: the engine's environment.
         checkpoints: size, mtime and inode of the checkpoints' files.
         renewed: keys of secrets whose values are not those that the current release was started with.
+        given: what this deploy is asked for.
     """
 
     profile: Mapping[str, Any]
     environment: Environment
     checkpoints: Mapping[str, Any]
     renewed: Sequence[str] = ()
+    given: Given = field(default_factory=Given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +127,7 @@ class Plan:
         by_hand: drifts that no deploy ends, each with the next step.
         experiment: what becomes of a running experiment by itself, in words; "" without one.
         tried: keys that it tries.
+        lost: options that the current release was deployed with and this deploy lacks, where that shows.
     """
 
     service: str
@@ -133,6 +139,7 @@ class Plan:
     by_hand: tuple[str, ...] = field(default=())
     experiment: str = ""
     tried: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
 
     @property
     def empty(self) -> bool:
@@ -197,6 +204,7 @@ def make_plan(service: str, desired: Desired, observed: Observed) -> Plan:
         notes=(observed.unsettled,) if observed.unsettled else (),
         experiment=observed.trial_ends,
         tried=tuple(observed.tried),
+        lost=() if observed.release is None else _lost(observed.release, desired, changes),
         by_hand=tuple(f"{drift}; next: {drift.fix}" for drift in observed.drifts if drift.mend == "hand"),
     )
 
@@ -251,6 +259,10 @@ def _release_reasons(
 
 def _difference(change: Change) -> str:
     return f"{change.key}: {shown(change.old)} -> {shown(change.new)}"
+
+
+def _lost(release: CurrentRelease, desired: Desired, changes: Sequence[Change]) -> tuple[str, ...]:
+    return release.given.lost(desired.given, [change.key for change in changes])
 
 
 def _undone(release: CurrentRelease | None, changes: Sequence[Change]) -> tuple[Change, ...]:

@@ -10,13 +10,14 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from toolkit.errors import ConfigError, Problem
 from toolkit.profile.assignments import SET, apply_sets, conflicts, merge, node_of, plain
 from toolkit.profile.changes import Change
+from toolkit.profile.given import Given
 from toolkit.profile.lookup import find_overlay, find_profile, is_path, profile_files
 from toolkit.profile.nodes import MAX_BYTES, KeyPath, Node, Place, SyntaxProblem, compose, decode, format_path
 from toolkit.profile.reading import Reading, read, validate
@@ -90,6 +91,7 @@ class ResolvedProfile:
         sources: the files read, the base first.
         warnings: what is allowed but doubtful, with its place.
         overrides: what one overlay says otherwise than one before it.
+        given: what it was resolved from, as it was typed.
     """
 
     profile: Profile
@@ -98,6 +100,7 @@ class ResolvedProfile:
     sources: tuple[Source, ...]
     warnings: tuple[Problem, ...]
     overrides: tuple[Override, ...] = ()
+    given: Given = field(default_factory=Given)
 
 
 def load_profile(
@@ -134,7 +137,8 @@ def load_profile(
     data = profile.model_dump(mode="json", by_alias=True)
     sources = tuple(source for _, source, _ in loaded if source is not None)
     origins, overridden = dict(_origins(data, reading)), tuple(overrides(roots[1:]))
-    return ResolvedProfile(profile, data, origins, sources, tuple(doubts), overridden)
+    given = Given.of(name_or_path, overlays, sets)
+    return ResolvedProfile(profile, data, origins, sources, tuple(doubts), overridden, given)
 
 
 def load_overlay(path: Path) -> Node:

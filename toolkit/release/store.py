@@ -22,6 +22,7 @@ from toolkit.errors import ConfigError, ToolkitError
 from toolkit.files import fsync_dir, json_bytes, make_private, read_bytes, read_json, replace_file, write_new
 from toolkit.layout import ServicePaths
 from toolkit.profile.changes import Change
+from toolkit.profile.given import Given
 from toolkit.service.unit import UNIT_FILE, Unit, read_unit, write_unit
 
 ACCEPTANCE_FILE = "acceptance.json"
@@ -54,7 +55,7 @@ class Release:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """`id`, `digest`, `created`, `changes`, `swapped`, `files` (SHA-256 of each one's canonical JSON)."""
+        """`id`, `digest`, `created`, `changes`, `swapped`, `given`, `files` (SHA-256 of canonical JSON)."""
         return self._read(_META_FILE)
 
     @property
@@ -102,6 +103,16 @@ class Release:
         return tuple(key for key in keys if isinstance(key, str)) if isinstance(keys, list) else ()
 
     @property
+    def given(self) -> Given:
+        """What its deploy was asked for, or that of the release whose keys a swap changed."""
+        return Given.from_json(self._recorded.get("given", self._meta_or_none.get("given")))
+
+    @property
+    def _meta_or_none(self) -> dict[str, Any]:
+        value = read_json(self.path / _META_FILE)
+        return value if isinstance(value, dict) else {}
+
+    @property
     def acceptance(self) -> dict[str, Any] | None:
         """The report it was accepted with, its baseline; None for a release that was never accepted."""
         return self._report(ACCEPTANCE_FILE)
@@ -117,7 +128,12 @@ class Release:
         return self._report(REFUSED_FILE)
 
     def record(
-        self, profile: Mapping[str, Any], *, swapped: Collection[str], sources: Mapping[str, bytes]
+        self,
+        profile: Mapping[str, Any],
+        *,
+        swapped: Collection[str],
+        sources: Mapping[str, bytes],
+        given: Given | None = None,
     ) -> None:
         """Let its profile be this one, which would be served alike; what it was made from stays as it is.
 
@@ -125,11 +141,13 @@ class Release:
             profile: resolved profile as a JSON object.
             swapped: keys whose values came from a swap since the last deploy.
             sources: profile files as the user wrote them, by file name; none leaves those of before.
+            given: what the deploy was asked for; None leaves that of before.
 
         Raises:
             ToolkitError: it cannot be written; the profile is as before.
         """
-        value = {"profile": dict(profile), "swapped": sorted(swapped)}
+        asked = self.given if given is None else given
+        value = {"profile": dict(profile), "swapped": sorted(swapped), "given": asked.to_json()}
         try:
             for name, data in sources.items():
                 replace_file(self.path / _SOURCES / Path(name).name, data, 0o444)
@@ -238,7 +256,14 @@ class Release:
             ToolkitError: a file was changed since; names it.
         """
         if (why := self.altered()) is not None:
-            raise ToolkitError(why, hint=sound_again(service))
+            raise ToolkitError(why, hint=self.sound_again(service))
+
+    def sound_again(self, service: str) -> str:
+        """The next step where its files were changed."""
+        return (
+            f"{self.given.deploy(service)} makes a sound release; "
+            f"ddtoolkit rollback {service} --to RELEASE goes to another of ddtoolkit history {service}"
+        )
 
     def require_environment(self) -> None:
         """Make sure that the code it was built with is still there; else another version might be run.
@@ -248,7 +273,7 @@ class Release:
         """
         folder = self._environment()
         if folder is not None and (why := damage(folder)) is not None:
-            hint = f"ddtoolkit deploy profile {self.unit.name}"
+            hint = self.given.deploy(self.unit.name)
             raise ToolkitError(why, hint=hint)
 
     def environment_damage(self) -> str | None:
@@ -285,14 +310,6 @@ class Release:
 def content_digest(profile: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
     """SHA-256 over the canonical JSON of both, in hexadecimal."""
     return _sha256([profile, manifest])
-
-
-def sound_again(service: str) -> str:
-    """The next step for a release whose files were changed."""
-    return (
-        f"ddtoolkit deploy profile {service} makes a sound release; "
-        f"ddtoolkit rollback {service} --to RELEASE goes to another of ddtoolkit history {service}"
-    )
 
 
 def _sha256(value: Any) -> str:
@@ -338,6 +355,7 @@ class Store:
         sources: Mapping[str, bytes] | None = None,
         changes: Sequence[Change] = (),
         swapped: Collection[str] = (),
+        given: Given | None = None,
     ) -> Release:
         """Write a new release; nothing serves it yet.
 
@@ -349,6 +367,7 @@ class Store:
             sources: profile files as the user wrote them, by file name.
             changes: keys that differ from the release before.
             swapped: keys whose values came from a swap since the last deploy.
+            given: what its deploy was asked for.
 
         Raises:
             ToolkitError: the disk is full or the folder cannot be written; nothing is left behind.
@@ -367,6 +386,7 @@ class Store:
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "changes": [asdict(change) for change in changes],
             "swapped": sorted(swapped),
+            "given": (given or Given()).to_json(),
             "files": {name: _sha256(json.loads(data)) for name, data in made.items()},
         }
         files = {

@@ -14,7 +14,7 @@ from toolkit.errors import ToolkitError
 from toolkit.layout import Layout
 from toolkit.release.experiment import read_experiment
 from toolkit.release.host import ServiceHost
-from toolkit.release.store import Release, sound_again
+from toolkit.release.store import Release
 from toolkit.release.under_way import DEPLOYING, first_deploy_since, transaction_of
 from toolkit.service.manager import ProcessStatus
 from toolkit.service.unit import Unit
@@ -253,7 +253,7 @@ def _warnings(
     release: Release, unit: Unit, process: ProcessStatus, *, survives_reboot: bool, mute: bool
 ) -> Iterator[str]:
     if (why := release.altered()) is not None:
-        yield f"{why} ({sound_again(unit.name)})"
+        yield f"{why} ({release.sound_again(unit.name)})"
     if not _loopback(unit.host) and "api-key" not in unit.secrets:
         yield f"{unit.host}:{unit.port} is open to everyone who reaches it: no API key is set"
     if not survives_reboot and (process.active or unit.manager == "process"):

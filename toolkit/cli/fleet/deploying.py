@@ -73,7 +73,8 @@ def deploy(
             return
         require_yes(yes=manner.yes, as_json=manner.as_json)
         undone = {item.host: item.value["undone"] for item in plans if item.value is not None}
-        confirm_undone(undone, yes=manner.yes)
+        lost = {item.host: item.value["plan"]["lost"] for item in plans if item.value is not None}
+        confirm_undone(undone, lost, yes=manner.yes)
         orders = wanted.orders(connections.hosts)
         check_wheels(orders, plans)
         options = {"lock_wait": manner.lock_wait, "new_baseline": new_baseline, "ignored": list(ignored)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 def look(
     name: str | None,
     operation: str,
-    args: dict[str, Any],
+    args: dict[str, Any] | Callable[[Callable[..., Any]], dict[str, Any]],
     where: Where,
     begun: Callable[[str], object] = lambda _: None,
     found: Callable[[], list[Host]] | None = None,
@@ -35,7 +36,7 @@ def look(
     """A reading command on all hosts at once; hosts that carry nothing are left out.
 
     Without a name, `begun` is told of each host on which a first deploy was begun and not finished. `found`
-    waits for an inventory that is being read already.
+    waits for an inventory that is being read already. `args` may be a function of what asks the host.
     """
     found = found or begin_listing(where)
     from toolkit.fleet.connections import Connections
@@ -49,7 +50,8 @@ def look(
 
         def ask(host: str) -> Any:
             try:
-                return connections.call(host, operation, {"service": name, **args})
+                asked = args(partial(connections.call, host)) if callable(args) else args
+                return connections.call(host, operation, {"service": name, **asked})
             except NotReadyError as error:
                 if name is not None:
                     raise
