@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import time
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from tests.deploy.conftest import Site
 from toolkit.deploy.judging import Judging
 from toolkit.deploy.kept_secrets import with_kept_secrets
 from toolkit.deploy.record import Recorded, record
-from toolkit.deploy.swap import swap_changes, swap_command
+from toolkit.deploy.swap import overtakes, swap_changes, swap_command
 from toolkit.drift.find import find
 from toolkit.errors import ToolkitError
 from toolkit.profile.changes import Change
@@ -187,6 +188,41 @@ def test_a_value_that_is_tried_is_kept_by_a_change_against_the_base(staged: Site
     assert swap_changes(host, tried, [f"speculative.topk_cap={topk}"], Judging())[1] == ()
     host.store.switch(base.id)
     assert [change.new for change in swap_changes(host, base, budget, Judging())[1]] == [20]
+
+
+def test_a_swap_during_an_experiment_says_what_becomes_of_its_values(staged: Site) -> None:
+    base, tried = on_trial(staged)
+    host = ServiceHost(layout_of(load_profile(str(staged.profile)).profile), "local")
+
+    def told(*sets: str, judging: Judging = Judging()) -> str | None:  # noqa: B008
+        return overtakes(host, tried, swap_changes(host, tried, sets, judging)[1], judging)
+
+    which = f"the experiment of a@b, which has 10 min left and would return to {base.id}"
+    topk = "speculative.topk_cap=4"
+    assert told(topk) == f"this ends {which}; made permanent by it: speculative.budget=20"
+    assert told("speculative.budget=24") == f"this ends {which}; made permanent by it: none of its values"
+    trying = Judging(experiment_seconds=60)
+    assert (
+        told(topk, judging=trying) == f"this takes the place of {which}; still tried: speculative.budget=20"
+    )
+    # What restarts nothing ends none.
+    assert told(f"{RATE}=9MB") is None
+    forget_experiment(host.paths)
+    assert told(topk) is None
+
+
+def test_a_swap_during_an_experiment_says_so_before_it_begins(staged: Site) -> None:
+    base, _ = on_trial(staged)
+    with socket.create_server(("127.0.0.1", staged.port)):  # so that it ends before a server is started
+        shown = staged.run("swap", "--set", "speculative.topk_cap=4", "--yes", "--json")
+    note = (
+        f"this ends the experiment of a@b, which has 10 min left and would return to {base.id}; "
+        "made permanent by it: speculative.budget=20"
+    )
+    assert f"  note: {note}\n" in shown.stderr
+    assert shown.stderr.index(note) < shown.stderr.index("s  build ")
+    answer = json.loads(shown.stdout)
+    assert (answer["outcome"]["status"], answer["notices"]) == ("not_started", [note])
 
 
 def test_the_same_experiment_again_tells_what_runs_and_for_lets_it_go_on(staged: Site) -> None:

@@ -92,7 +92,8 @@ def swap(
     watcher = Lines(verbose=verbose).watcher()
     judging = Judging(new_baseline=new_baseline, experiment_seconds=seconds)
     with watcher.reserve(service, "swap", wait=lock_wait):
-        if not _tell_swap(service, sets or (), judging, prolong=prolong):
+        told = _tell_swap(service, sets or (), judging, prolong=prolong)
+        if told is None:
             _save(overlay)
             if as_json:
                 emit({"ok": True, "service": service.name, "changes": [], "outcome": None})
@@ -106,14 +107,16 @@ def swap(
             _save(overlay)
         except ToolkitError as error:
             unsaved = error
-    _finish(service, outcome, as_json=as_json, unsaved=unsaved)
+    _finish(service, outcome, as_json=as_json, unsaved=unsaved, notices=told)
     if unsaved is not None:
         raise unsaved
 
 
-def _tell_swap(service: Deployed, sets: Sequence[str], judging: Judging, *, prolong: bool) -> bool:
-    """Show the diff of a swap on this machine; whether there is something to do."""
-    from toolkit.deploy.swap import swap_changes
+def _tell_swap(
+    service: Deployed, sets: Sequence[str], judging: Judging, *, prolong: bool
+) -> list[str] | None:
+    """Show the diff of a swap on this machine, with what it makes of an experiment; None: nothing to do."""
+    from toolkit.deploy.swap import overtakes, swap_changes
     from toolkit.plan.steps import describe
     from toolkit.profile.recorded import restarts
     from toolkit.release.host import ServiceHost
@@ -129,16 +132,19 @@ def _tell_swap(service: Deployed, sets: Sequence[str], judging: Judging, *, prol
             say(f"  {line}")
         if seconds is not None:
             say(f"  an experiment: returns to the release before after {seconds:.0f} s")
-        return True
+        notices = [line for line in (overtakes(host, current, changes, judging),) if line]
+        for line in notices:
+            say(f"  note: {line}")
+        return notices
     running = None if seconds is None else longer(host, current, sets, seconds if prolong else None)
     if running is not None and running.line is not None:
         say(f"swap on {service.name}, no restart:")
         say(f"  {running.line}")
-        return True
+        return []
     say(f"{service.name}: nothing to do, every key has that value already")
     if running is not None:
         say(f"  {running.advice}")
-    return False
+    return None
 
 
 def rollback(
@@ -239,7 +245,12 @@ def _restart(host: ServiceHost) -> str:
 
 
 def _finish(
-    service: Deployed, outcome: Outcome | None, *, as_json: bool, unsaved: ToolkitError | None = None
+    service: Deployed,
+    outcome: Outcome | None,
+    *,
+    as_json: bool,
+    unsaved: ToolkitError | None = None,
+    notices: Sequence[str] = (),
 ) -> None:
     from toolkit.cli.progress import finish, show_report
 
@@ -249,6 +260,7 @@ def _finish(
                 "ok": unsaved is None and (outcome is None or outcome.exit_code == 0),
                 "service": service.name,
                 "outcome": outcome and outcome.to_json(),
+                **({"notices": list(notices)} if notices else {}),
                 **({} if unsaved is None else {"error": unsaved.message}),
             }
         )

@@ -22,7 +22,7 @@ from toolkit.release.host import ServiceHost
 from toolkit.release.locate import Deployed, current_release
 from toolkit.release.request import Kind, Outcome
 from toolkit.release.store import Release
-from toolkit.release.trial import go_on, longer
+from toolkit.release.trial import go_on, longer, overtaken
 
 
 def swap(
@@ -128,6 +128,13 @@ def swap_changes(
         if restarts(changes) or restarts(kept):
             changes = differences(base.profile, profile) or changes
     return profile, tuple(changes)
+
+
+def overtakes(host: ServiceHost, current: Release, changes: Sequence[Change], judging: Judging) -> str | None:
+    """What a swap with this diff makes of a running experiment, in a line; None where none is touched."""
+    if not restarts(changes):
+        return None
+    return overtaken(host, current, changes, tries=judging.experiment_seconds is not None)
 
 
 def _ground_too(host: ServiceHost, current: Release, sets: Sequence[str]) -> list[Recorded]:

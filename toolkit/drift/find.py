@@ -9,7 +9,7 @@ from typing import Any
 from toolkit.drift import files, process, server, units
 from toolkit.errors import ToolkitError
 from toolkit.plan.finding import Drift
-from toolkit.plan.steps import shown
+from toolkit.profile.changes import shown
 from toolkit.profile.given import Given
 from toolkit.profile.loading import differences, profile_from_data
 from toolkit.profile.schema import Profile

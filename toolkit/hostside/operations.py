@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from toolkit.layout import Layout
 from toolkit.life import command, unused
 from toolkit.life import uninstall as life
 from toolkit.plan.steps import describe
+from toolkit.profile.changes import Change
 from toolkit.profile.given import Given
 from toolkit.profile.loading import ResolvedProfile, differences, profile_from_data
 from toolkit.profile.recorded import restarts
@@ -124,7 +125,8 @@ def swap_preview(args: Args, _: Send) -> dict[str, Any]:
     host = ServiceHost(service.layout, service.name)
     current, judging = current_release(service), _judging(args)
     changes = swaps.swap_changes(host, current, args["sets"], judging)[1]
-    shown = {"service": service.name, "changes": describe(changes), "restarts": restarts(changes)}
+    shown: dict[str, Any] = {"service": service.name, "changes": describe(changes)}
+    shown |= {"restarts": restarts(changes), "notices": _notices(host, current, changes, judging)}
     seconds = judging.experiment_seconds
     if changes or seconds is None:
         return shown
@@ -137,17 +139,25 @@ def swap_preview(args: Args, _: Send) -> dict[str, Any]:
 def swap(args: Args, send: Send) -> dict[str, Any]:
     """Change keys of the deployed profile."""
     _identify(args)
-    service = find_service(args["service"])
+    service, judging = find_service(args["service"]), _judging(args)
+    host, current = ServiceHost(service.layout, service.name), current_release(service)
+    notices = _notices(host, current, swaps.swap_changes(host, current, args["sets"], judging)[1], judging)
     outcome = swaps.swap(
         service,
         args["sets"],
         _watcher(send),
         lock_wait=args["lock_wait"],
-        judging=_judging(args),
+        judging=judging,
         given={},
         prolong=bool(args.get("prolong")),
     )
-    return _ended(service, outcome)
+    return _ended(service, outcome) | ({"notices": notices} if notices else {})
+
+
+def _notices(host: ServiceHost, current: Release, changes: Sequence[Change], judging: Judging) -> list[str]:
+    """What is to be told of a swap before it begins."""
+    found = swaps.overtakes(host, current, changes, judging)
+    return [] if found is None else [found]
 
 
 def upgrade_preview(args: Args, _: Send) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from toolkit.build.environment import Environment
 from toolkit.plan.finding import Drift, Mend
-from toolkit.profile.changes import Change
+from toolkit.profile.changes import Change, shown
 from toolkit.profile.given import Given
 from toolkit.profile.loading import differences
 from toolkit.profile.recorded import restarts
@@ -268,11 +268,6 @@ def _lost(release: CurrentRelease, desired: Desired, changes: Sequence[Change]) 
 def _undone(release: CurrentRelease | None, changes: Sequence[Change]) -> tuple[Change, ...]:
     swapped = set(release.swapped) if release else set()
     return tuple(change for change in changes if change.key in swapped)
-
-
-def shown(value: Any) -> str:
-    """A value as people read it in a diff."""
-    return "unset" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def describe(changes: Sequence[Change]) -> list[str]:

@@ -13,3 +13,8 @@ class Change:
     key: str
     old: Any = None
     new: Any = None
+
+
+def shown(value: Any) -> str:
+    """A value as people read it in a diff."""
+    return "unset" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from toolkit.errors import ToolkitError
+from toolkit.profile.changes import Change, shown
 from toolkit.profile.loading import differences
 from toolkit.release.ending import end_record
 from toolkit.release.experiment import Experiment, prolong, read_experiment
@@ -82,6 +83,32 @@ def longer(host: ServiceHost, current: Release, sets: Sequence[str], seconds: fl
         f"same without --experiment keeps it, ddtoolkit rollback {name} ends it"
     )
     return Longer(line, advice)
+
+
+def overtaken(host: ServiceHost, current: Release, changes: Sequence[Change], *, tries: bool) -> str | None:
+    """What a swap makes of the experiment that runs, in a line; None where none does.
+
+    Args:
+        host: the service.
+        current: the current release.
+        changes: of the swap, which restarts: against the experiment's base; with `tries` against `current`.
+        tries: the swap is an experiment, too.
+    """
+    experiment = _running(host, current)
+    if experiment is None:
+        return None
+    try:
+        tried = differences(host.store.get(experiment.base).profile, current.profile)
+    except ToolkitError:
+        tried = []  # a damaged base: the transaction says so
+    new = {change.key: change.new for change in changes}
+    kept = [item for item in tried if (tries if item.key not in new else new[item.key] == item.new)]
+    values = ", ".join(f"{item.key}={shown(item.new)}" for item in kept) or "none of its values"
+    left = f"which has {_words(experiment.remaining)} left and would return to {experiment.base}"
+    which = f"the experiment of {experiment.who}, {left}"
+    if tries:
+        return f"this takes the place of {which}; still tried: {values}"
+    return f"this ends {which}; made permanent by it: {values}"
 
 
 def go_on(host: ServiceHost, current: Release, command: str, seconds: float) -> Outcome:

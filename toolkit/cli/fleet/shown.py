@@ -46,6 +46,8 @@ def show_changes(operation: str, service: str, previews: Sequence[HostResult]) -
         for line in changes:
             say(f"  {line}")
     for item in previews:
+        for line in (item.value or {}).get("notices", ()):
+            say(f"  {item.host}: note: {line}")
         if item.value is not None and not item.value["changes"] and "hint" in item.value:
             say(f"  {item.host}: {item.value['hint']}")
 
