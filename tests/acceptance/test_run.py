@@ -21,10 +21,10 @@ from toolkit.profile.schema import SecretRef
 KEY = "s3cr3t-k3y-value"
 
 
-def accept(url, **changes):
+def accept(url, tell=None, **changes):
     """A run with outputs too short to prove losslessness, but quick."""
     settings = Settings(url=url, requests=151, load_tokens=4)
-    return run_acceptance(settings.model_copy(update={"max_new_tokens": 5, **changes}))
+    return run_acceptance(settings.model_copy(update={"max_new_tokens": 5, **changes}), tell)
 
 
 def command(folder, settings, *extra):
@@ -174,9 +174,13 @@ def test_a_required_check_must_be_shown(serve):
 
 
 def test_an_experiment_gates_on_correctness_only(serve):
-    experiment = accept(serve(tree_accepts=1).url, min_acceptance_length=2, mode="experiment")
+    events = []
+    slow = serve(tree_accepts=1).url
+    experiment = accept(slow, events.append, min_acceptance_length=2, mode="experiment")
     assert experiment.verdict == "accepted"
     assert experiment.performance_failed
+    failed = {event["name"]: event.get("counts", True) for event in events if event.get("status") == "failed"}
+    assert failed == {"tree_against_chain": False, "acceptance_length": False}
     assert accept(serve(wrong_in_batch=True).url, mode="experiment", max_new_tokens=9).verdict == "refused"
 
 

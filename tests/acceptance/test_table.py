@@ -1,6 +1,7 @@
 """The report for people: names as everywhere else, and lines that fit a terminal."""
 
 import io
+from dataclasses import replace
 
 from toolkit.acceptance.report import Report
 from toolkit.acceptance.result import CheckResult
@@ -36,18 +37,25 @@ class Terminal(io.StringIO):
         return True
 
 
-def printed(file, **options):
-    print_report(REPORT, file, **options)
+def printed(file, report=REPORT, **options):
+    print_report(report, file, **options)
     return file.getvalue()
 
 
-def test_nothing_wraps_on_a_narrow_terminal(monkeypatch):
+def narrow(monkeypatch):
     for name, value in (("COLUMNS", "80"), ("NO_COLOR", "1"), ("TERM", "dumb")):
         monkeypatch.setenv(name, value)
+
+
+def test_nothing_is_cut_on_a_narrow_terminal(monkeypatch):
+    narrow(monkeypatch)
     shown = printed(Terminal())
-    assert max(map(len, shown.splitlines())) == 80
-    assert "relaunched_chain_acceptance  passed       100.0  alone (positions 512" in shown
-    assert shown.count("END\n") == 1  # what did not pass is told whole, below its line
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "real_tokens                  passed         0.5  prompts 4\n" in shown
+    # What does not fit goes on below its line, whatever it came to.
+    assert "relaunched_chain_acceptance  passed       100.0\n    alone (positions 512" in shown
+    assert "1024, differences 0)\n" in shown
+    assert shown.count("END\n") == 1
 
 
 def test_elsewhere_every_check_is_one_whole_line():
@@ -63,3 +71,26 @@ def test_reasons_are_left_out_where_they_are_said_anyway():
     reason = "  tokens_per_second: 12 is not at least 20\n"
     assert reason in printed(io.StringIO())
     assert reason not in printed(io.StringIO(), reasons=False)
+
+
+def test_what_a_program_reads_is_put_in_words():
+    checks = (
+        CheckResult("lossless", "passed", measured={"acceptance_length": 3.5, "isolation": "salt"}),
+        CheckResult("self_check", "passed", measured={"items": 13, "failed": []}),
+    )
+    shown = printed(io.StringIO(), replace(REPORT, checks=checks))
+    assert "acceptance length 3.5, probes under a cache salt of their own, so that none met " in shown
+    assert "isolation" not in shown
+    assert "items 13, failed none\n" in shown
+    flushed = CheckResult("lossless", "passed", measured={"isolation": "flush", "acceptance_length": 3.5})
+    assert "3.5, the prefix cache emptied before" in printed(
+        io.StringIO(), replace(REPORT, checks=(flushed,))
+    )
+
+
+def test_what_fails_in_an_experiment_without_counting_says_so():
+    trial = replace(REPORT, mode="experiment", verdict="accepted", reasons=())
+    assert "not counted, since this is an experiment; 12 is not enough" in printed(io.StringIO(), trial)
+    assert "not counted" not in printed(io.StringIO())
+    wrong = replace(trial, checks=(CheckResult("lossless", "failed", "correctness", detail="wrong"),))
+    assert "not counted" not in printed(io.StringIO(), wrong)

@@ -7,8 +7,10 @@ import pytest
 
 from toolkit.acceptance.report import Report
 from toolkit.cli.history import show_entries, show_table
-from toolkit.cli.progress import finish, show_report
+from toolkit.cli.progress import Lines, finish, show_report
 from toolkit.cli.service import _show_lock
+from toolkit.deploy.watch import describe_status
+from toolkit.release.journal import Event
 from toolkit.release.request import Outcome
 
 NEW, OLD = "20261130T041200Z-1a2b3c4d", "20261130T031200Z-1a2b3c4d"
@@ -77,6 +79,25 @@ def test_the_history_tells_why_a_change_was_undone(capsys: pytest.CaptureFixture
 
     show_entries({"entries": entries[1:2], "current": OLD, "kept": [], "earlier": 0})
     assert f"    why      {long}\n" in capsys.readouterr().out
+
+
+def test_what_failed_in_an_experiment_is_told_as_not_counting(capsys: pytest.CaptureFixture[str]) -> None:
+    said = "acceptance_length: 2.7 is not at least 3.0"
+    found = {"entries": [entry("experiment", "committed", NEW, uncounted=[said])], "current": NEW}
+    show_table({**found, "kept": [NEW], "earlier": 0})
+    assert f"    failed, but not counted in an experiment: {said}\n" in capsys.readouterr().out
+    show_entries(found)
+    assert f"    failed   {said} (not counted in an experiment)\n" in capsys.readouterr().out
+    accepted = {"verdict": "accepted", "started": "2026-11-30", "mode": "experiment", "not_counted": [said]}
+    item = dict.fromkeys(("state", "since", "url", "release", "config", "experiment", "transaction", "lock"))
+    rows = dict(describe_status({**item, "accepted": accepted, "warnings": [], "log": []}))
+    assert rows["accepted"] == (
+        "accepted by correctness alone (an experiment), 2026-11-30, "
+        f"failed, but not counted in an experiment: {said}"
+    )
+    value = {"event": "result", "name": "acceptance_length", "status": "failed", "counts": False}
+    Lines(verbose=False).event(Event("acceptance", "progress", "", data=value))
+    assert "acceptance_length: failed, which does not count in an experiment\n" in capsys.readouterr().err
 
 
 def refused(report: Path | None = None) -> Outcome:

@@ -1,5 +1,6 @@
 """An experiment returns to its base by itself, whatever became of the command that began it."""
 
+import json
 import os
 import signal
 import time
@@ -11,6 +12,7 @@ from stub_service import ACCEPTS, REFUSES, StubService, wait_until
 from toolkit.release import history
 from toolkit.release.controller import begin, follow, hold
 from toolkit.release.experiment import read_experiment
+from toolkit.release.request import Acceptance
 from toolkit.release.view import status
 
 
@@ -54,6 +56,23 @@ def test_returns_at_expiry(trial):
     )
     assert service.host.store.current() == first
     assert status(service.layout, service.name).experiment is None
+
+
+def test_what_failed_without_counting_is_kept_in_history_and_status(trial):
+    service, first, second = trial
+    checks = [
+        {"name": "acceptance_length", "status": "failed", "category": "performance", "detail": "2 is not 3"},
+        {"name": "lossless", "status": "passed", "category": "correctness"},
+    ]
+    report = json.dumps({"mode": "experiment", "verdict": "accepted", "checks": checks})
+    slower = Acceptance(("/bin/sh", "-c", f"echo '{report}' > \"$4\"", "sh"), {}, 10.0)
+    outcome, _ = change(service, "experiment", second, first, acceptance=slower, experiment_seconds=60)
+    assert outcome.uncounted == ("acceptance_length: 2 is not 3",)
+    assert history.read(service.paths)[-1].uncounted == outcome.uncounted
+    accepted = status(service.layout, service.name).accepted
+    assert (accepted["mode"], accepted["not_counted"]) == ("experiment", ["acceptance_length: 2 is not 3"])
+    change(service, "rollback", first, second)
+    assert history.read(service.paths)[-1].uncounted == ()
 
 
 def test_refused_experiment_is_rolled_back_and_not_timed(trial):

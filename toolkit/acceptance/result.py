@@ -32,3 +32,7 @@ class CheckResult:
     expected: str = ""
     detail: str = ""
     seconds: float = 0.0
+
+    def uncounted(self, mode: str) -> bool:
+        """Whether it failed and refuses nothing, since an experiment is judged by correctness alone."""
+        return (self.status, self.category, mode) == ("failed", "performance", "experiment")

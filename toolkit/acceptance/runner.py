@@ -119,7 +119,8 @@ def _run_checks(session: Session, tell: Progress) -> tuple[list[CheckResult], st
         tell({"event": "check", "name": check.name})
         result, fault = _run_check(check, session)
         results.append(result)
-        tell({"event": "result", "name": result.name, "status": result.status, "detail": result.detail})
+        told = {"event": "result", "name": result.name, "status": result.status, "detail": result.detail}
+        tell(told | ({"counts": False} if result.uncounted(session.settings.mode) else {}))
     return results, fault
 
 

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any, TextIO
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
@@ -14,6 +15,12 @@ from toolkit.acceptance.report import Report
 from toolkit.acceptance.result import CheckResult
 
 _STYLES = {"passed": "green", "failed": "bold red", "inconclusive": "yellow", "not_judged": "yellow"}
+
+# How the probes of the check `lossless` were kept from the K/V that they judge, by the report's word for it.
+_ISOLATION = {
+    "salt": "probes under a cache salt of their own, so that none met the cached K/V of what they judge",
+    "flush": "the prefix cache emptied before the probes, so that none met the cached K/V of what they judge",
+}
 
 
 def print_report(report: Report, file: TextIO | None = None, *, reasons: bool = True) -> None:
@@ -39,7 +46,7 @@ def print_report(report: Report, file: TextIO | None = None, *, reasons: bool = 
 
 
 def _table(report: Report, width: int | None) -> Iterator[Text]:
-    """A line a check; with a width, what passed is cut to it and anything else goes on below."""
+    """A line a check; with a width, what does not fit in it goes on below."""
     column = max((len(check.name) for check in report.checks), default=5)
     yield Text(f"{'check':<{column}}  {'result':<12} {'s':>5}  found", style="bold")
     for check in report.checks:
@@ -49,12 +56,12 @@ def _table(report: Report, width: int | None) -> Iterator[Text]:
             f" {check.seconds:5.1f}  ",
         )
         found = _found(check)
-        if width is None or check.status == "passed":
-            line.append(found)
-            if width is not None:
-                line.truncate(width, overflow="ellipsis")
-            yield line
+        if check.uncounted(report.mode):
+            found = f"not counted, since this is an experiment; {found}"
+        if width is None or line.cell_len + cell_len(found) <= width:
+            yield line.append(found)
         else:
+            line.rstrip()
             yield line
             yield from (Text(f"    {part}") for part in textwrap.wrap(found, max(width - 4, 20)))
 
@@ -70,6 +77,10 @@ def _found(check: CheckResult) -> str:
 
 
 def _in_words(measured: Any) -> str:
+    if isinstance(measured, dict) and (kept := _ISOLATION.get(str(measured.get("isolation")))) is not None:
+        return (
+            f"{_in_words({name: value for name, value in measured.items() if name != 'isolation'})}, {kept}"
+        )
     if not isinstance(measured, dict):
         return "" if measured is None else str(measured)
     return ", ".join(f"{name.replace('_', ' ')} {_value(value)}" for name, value in measured.items())
@@ -78,6 +89,8 @@ def _in_words(measured: Any) -> str:
 def _value(value: Any) -> str:
     if isinstance(value, dict):
         return f"({_in_words(value)})"
+    if isinstance(value, list) and not value:
+        return "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

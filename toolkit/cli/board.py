@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from toolkit.cli.output import console, say, table
+from toolkit.cli.progress import result_words
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -65,7 +66,8 @@ class Board:
             value = event["data"].get("value", event["data"])
             if isinstance(value, dict) and value.get("event") == "result":
                 failed = value.get("status") not in ("passed", None)
-                text = f"{value.get('name')}: {value.get('status')} {value.get('detail') or ''}".strip()
+                detail = f" - {value['detail']}" if value.get("detail") else ""
+                text = f"{value.get('name')}: {result_words(value)}{detail}"
                 self._note(host, text, shown=self._verbose or failed)
 
     def _step(self, host: str, name: str, message: str) -> None:

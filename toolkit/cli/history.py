@@ -61,6 +61,8 @@ def show_table(found: dict[str, Any]) -> None:
         answer(f"    by {entry['who']}")
         for line in _changes(entry):
             answer(f"    {line}")
+        if failed := entry.get("uncounted"):
+            answer(f"    failed, but not counted in an experiment: {'; '.join(failed)}")
         reason = _reason(entry)
         if len(reason) > _REASON:
             reason, cut = f"{reason[: _REASON - 1]}…", entry
@@ -83,6 +85,7 @@ def show_entries(found: dict[str, Any]) -> None:
             ("command", entry["command"]),
             *(("change", line) for line in _changes(entry)),
             ("why", _reason(entry)),
+            *(("failed", f"{text} (not counted in an experiment)") for text in entry.get("uncounted", ())),
             ("ended", entry["message"]),
             ("seconds", seconds),
             ("id", entry["id"]),

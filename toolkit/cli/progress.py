@@ -55,12 +55,18 @@ class Lines:
         value = event.data.get("value", event.data)
         if not isinstance(value, dict) or value.get("event") != "result":
             return
-        status, name = str(value.get("status", "")).replace("_", " "), value.get("name", "")
+        status, name = result_words(value), value.get("name", "")
         detail = value.get("detail") or ""
         if self._verbose or status != "passed":
             say(f"{'':9}{'':16} {name}: {status}{' - ' if detail else ''}{detail}")
         else:
             say(f"{'':9}{'':16} {name}: {status}")
+
+
+def result_words(event: Mapping[str, Any]) -> str:
+    """What a check came to, in words, from the event that tells it."""
+    status = str(event.get("status", "")).replace("_", " ")
+    return status if event.get("counts", True) else f"{status}, which does not count in an experiment"
 
 
 def show_report(outcome: Outcome) -> None:

@@ -105,7 +105,8 @@ def _accepted(accepted: dict[str, Any]) -> str | None:
     if not accepted:
         return None
     lengths = accepted.get("acceptance_length") or {}
-    parts = [str(accepted.get("verdict")), str(accepted.get("started"))]
+    on_trial = " by correctness alone (an experiment)" if accepted.get("mode") == "experiment" else ""
+    parts = [f"{accepted.get('verdict')}{on_trial}", str(accepted.get("started"))]
     parts += [
         f"acceptance length {lengths[name]['value']:.2f} ({name})"
         for name in ("tree", "chain")
@@ -115,6 +116,8 @@ def _accepted(accepted: dict[str, Any]) -> str | None:
         parts.append(f"{speed:.0f} tokens/s")
     if unjudged := accepted.get("not_judged"):
         parts.append(f"not judged: {', '.join(unjudged)}")
+    if failed := accepted.get("not_counted"):
+        parts.append(f"failed, but not counted in an experiment: {'; '.join(failed)}")
     return ", ".join(parts)
 
 

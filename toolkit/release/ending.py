@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from toolkit.errors import ToolkitError
 from toolkit.files import read_json
 from toolkit.release import history
 from toolkit.release.experiment import Experiment, read_experiment, write_experiment
 from toolkit.release.host import ServiceHost
+from toolkit.release.judge import uncounted
 from toolkit.release.request import Outcome, Request, Status
 from toolkit.release.spawn import spawn_timer
 from toolkit.release.steps import Steps
@@ -21,6 +23,7 @@ from toolkit.service.secrets import stored_secrets
 from toolkit.service.unit import Unit
 
 _PROBE_LIMIT = 5.0
+_MAX_TOLD = 300  # characters of a check
 
 
 TEST_REPORT_FILE = "test-report.json"
@@ -88,6 +91,7 @@ def end(host: ServiceHost, request: Request, steps: Steps, status: Status, words
         hint=words.hint,
         report=report,
         transaction=request.id,
+        uncounted=_uncounted(request, status, report),
     )
     if request.recorded:
         _record(host, request, steps, outcome)
@@ -124,6 +128,13 @@ def end_record(host: ServiceHost, request: Request, message: str, begin: float) 
     except ToolkitError as error:
         raise ToolkitError(f"{message}, but {error.message}", hint=error.hint) from error
     return outcome
+
+
+def _uncounted(request: Request, status: Status, report: str | None) -> tuple[str, ...]:
+    """What failed in the report of an experiment that runs; cut, since the history's space is limited."""
+    if (request.kind, status) != ("experiment", "committed") or report is None:
+        return ()
+    return tuple(text[:_MAX_TOLD] for text in uncounted(read_json(Path(report))))
 
 
 def _serving(host: ServiceHost, status: Status) -> str | None:

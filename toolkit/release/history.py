@@ -35,6 +35,7 @@ class Entry:
         changes: changed keys of the profile.
         message: how it ended, one line for people.
         reason: why it did not come to what was asked for; "" where it did.
+        uncounted: checks of an experiment that failed, and refused nothing.
         seconds: duration by step; `total` and `downtime` among them.
     """
 
@@ -48,6 +49,7 @@ class Entry:
     changes: tuple[Change, ...] = ()
     message: str = ""
     reason: str = ""
+    uncounted: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     when: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
@@ -69,6 +71,7 @@ def entry_of(request: Request, outcome: Outcome) -> Entry:
         changes=request.changes,
         message=outcome.message,
         reason=outcome.reason,
+        uncounted=outcome.uncounted,
         seconds=outcome.seconds,
     )
 
@@ -171,6 +174,7 @@ def read(paths: ServicePaths) -> list[Entry]:
         try:
             value = parse_json(line)
             value["changes"] = tuple(Change(**change) for change in value.get("changes", ()))
+            value["uncounted"] = tuple(value.get("uncounted", ()))
             # A newer version of the toolkit may know more of a change.
             entry = Entry(**{key: item for key, item in value.items() if key in _KNOWN})
         except (ValueError, TypeError, AttributeError):
@@ -183,7 +187,7 @@ def read(paths: ServicePaths) -> list[Entry]:
 def _sound(entry: Entry) -> bool:
     """Whether every value has the type that readers count on."""
     texts = [entry.id, entry.kind, entry.outcome, entry.who, entry.command, entry.when]
-    texts += [entry.message, entry.reason]
+    texts += [entry.message, entry.reason, *entry.uncounted]
     numbers = entry.seconds.values() if isinstance(entry.seconds, dict) else (None,)
     return (
         all(isinstance(text, str) for text in texts)

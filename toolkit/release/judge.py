@@ -42,6 +42,23 @@ class Verdict:
     report: dict[str, Any] | None = None
 
 
+def uncounted(report: Any) -> tuple[str, ...]:
+    """What failed in an experiment's report and refused nothing: each check, and how, in words.
+
+    Args:
+        report: as the acceptance program wrote it.
+    """
+    if not isinstance(report, dict) or report.get("mode") != "experiment":
+        return ()
+    checks = report.get("checks")
+    listed = [check for check in checks if isinstance(check, dict)] if isinstance(checks, list) else []
+    return tuple(
+        f"{check.get('name')}: {check.get('detail') or 'failed'}"
+        for check in listed
+        if (check.get("status"), check.get("category")) == ("failed", "performance")
+    )
+
+
 def judge(
     acceptance: Acceptance,
     unit: Unit,

@@ -158,6 +158,7 @@ class Outcome:
         hint: the next step.
         report: path of the acceptance report.
         transaction: id of the transaction.
+        uncounted: checks of an experiment that failed, and refused nothing.
     """
 
     status: Status
@@ -172,6 +173,7 @@ class Outcome:
     report: str | None = None
     transaction: str = ""
     reason: str = ""
+    uncounted: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -202,7 +204,9 @@ class Outcome:
         """The outcome of `to_json`'s object."""
         known = {item.name for item in fields(Outcome)}
         given = {key: item for key, item in value.items() if key in known}
-        return Outcome(**{**given, "log": tuple(given.get("log", ()))})
+        return Outcome(
+            **{**given, "log": tuple(given.get("log", ())), "uncounted": tuple(given.get("uncounted", ()))}
+        )
 
 
 def _program(value: Mapping[str, Any]) -> Acceptance:

@@ -14,6 +14,7 @@ from toolkit.errors import ToolkitError
 from toolkit.layout import Layout
 from toolkit.release.experiment import read_experiment
 from toolkit.release.host import ServiceHost
+from toolkit.release.judge import uncounted
 from toolkit.release.store import Release
 from toolkit.release.under_way import DEPLOYING, first_deploy_since, transaction_of
 from toolkit.service.manager import ProcessStatus
@@ -224,6 +225,8 @@ def _judgement(report: dict[str, Any] | None) -> dict[str, Any] | None:
     listed = [check for check in checks if isinstance(check, dict)] if isinstance(checks, list) else []
     if unjudged := [check.get("name") for check in listed if check.get("status") == "not_judged"]:
         shown["not_judged"] = unjudged
+    if report.get("mode") == "experiment":
+        shown |= {"mode": "experiment", "not_counted": list(uncounted(report))}
     return shown
 
 
