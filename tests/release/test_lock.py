@@ -10,11 +10,17 @@ import threading
 import time
 
 import pytest
+from changes import request
 from stub_service import wait_until
 
 from toolkit.errors import ConfigError, LockedError
 from toolkit.release import lock as lock_module
+from toolkit.release.controller import begin, follow, hold
+from toolkit.release.journal import read_journal
 from toolkit.release.lock import Lock
+from toolkit.release.request import Acceptance
+
+SLOW = Acceptance(("/bin/sh", "-c", 'sleep 2; echo "{}" > "$4"', "sh"), {}, 10.0)
 
 
 @pytest.fixture
@@ -158,6 +164,24 @@ def test_running_transaction_is_never_ended(service, lock):
     os.close(descriptor)
     with lock.hold("x"):
         assert not lock.transaction_running()
+
+
+def test_a_transaction_whose_command_was_interrupted_is_told_with_whose_it_is(service, lock):
+    said = []
+    asked = request("swap", service.stage("one"), command="swap --set a.b=1", acceptance=SLOW)
+    with hold(service.layout, service.name, "swap --set a.b=1"):
+        folder = begin(service.layout, service.name, asked)
+    began = read_journal(folder)
+    with pytest.raises(LockedError) as caught, lock.hold("x", wait=0.5, on_wait=said.append):
+        pass
+    assert began
+    words = (
+        r"stub: a swap of ann@desk, whose command is gone, is running on the host and ends by itself "
+        r"since \d{4}-\d\d-\d\d [\d:]{8}Z \(\d s\): swap --set a\.b=1"
+    )
+    assert re.fullmatch(words, caught.value.message)
+    assert re.fullmatch(f"{words}; waiting for it, 1 s at most", said[0])
+    assert list(follow(folder))[-1].step == "outcome"
 
 
 def test_damaged_token_locks_nobody_out(service, lock):

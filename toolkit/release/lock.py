@@ -26,6 +26,8 @@ from typing import Any
 from toolkit.errors import ConfigError, LockedError, ToolkitError
 from toolkit.files import PRIVATE_FILE, flocked, json_bytes, make_private, read_json, write_new
 from toolkit.layout import ServicePaths
+from toolkit.release.journal import read_journal
+from toolkit.release.request import read_request
 from toolkit.release.reserve import Reserve
 from toolkit.service.processes import ProcessId, boot_id, identify
 
@@ -62,11 +64,7 @@ class LockInfo:
 
     def held(self) -> str:
         """Since when it is held, and for how long, for people."""
-        try:
-            when = f"{datetime.fromtimestamp(self.since, UTC):%Y-%m-%d %H:%M:%SZ}"
-        except (OverflowError, ValueError, OSError):
-            when = "an unknown time"  # the file was damaged
-        return f"since {when} ({self.age()})"
+        return _held(self.since)
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -82,6 +80,7 @@ class Lock:
         self._guard_file = paths.state / "lock.guard"
         self._flock_file = paths.state / "transaction.flock"
         self._state = paths.state
+        self._transaction_folder = paths.transaction
         self._reserve = Reserve(paths)
 
     def holder(self) -> LockInfo | None:
@@ -229,9 +228,8 @@ class Lock:
                     )
                 taken_over = info
             if self.transaction_running():
-                by = f" begun by {info.who} ({info.command}, {info.held()})" if info else ""
                 raise LockedError(
-                    f"{self._name}: a transaction{by} is running on the host and ends by itself",
+                    f"{self._name}: {self._transaction(info)}",
                     hint=f"watch it with: ddtoolkit status {self._name}",
                 )
             self._token_file.unlink(missing_ok=True)
@@ -242,6 +240,20 @@ class Lock:
             except OSError as error:
                 raise ToolkitError(f"{self._token_file}: cannot take the lock: {error.strerror}") from error
             return Held(mine, taken_over)
+
+    def _transaction(self, info: LockInfo | None) -> str:
+        """Whose transaction runs, since when and for what; its command may be gone, and its token with it."""
+        runs = "is running on the host and ends by itself"
+        if info is not None:
+            return f"a transaction begun by {info.who} ({info.command}, {info.held()}) {runs}"
+        try:
+            request = read_request(self._transaction_folder)
+        except ToolkitError:
+            return f"a transaction {runs}"
+        events = read_journal(self._transaction_folder)
+        since = f" {_held(events[0].time)}" if events else ""
+        words = f": {request.command}" if request.command else ""
+        return f"a {request.kind} of {request.who}, whose command is gone, {runs}{since}{words}"
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
@@ -360,6 +372,15 @@ def sound(info: LockInfo) -> bool:
         and math.isfinite(info.since)
         and isinstance(info.process, dict | None)
     )
+
+
+def _held(since: float) -> str:
+    """Since when, and for how long, for people."""
+    try:
+        when = f"{datetime.fromtimestamp(since, UTC):%Y-%m-%d %H:%M:%SZ}"
+    except (OverflowError, ValueError, OSError):
+        when = "an unknown time"  # the file was damaged
+    return f"since {when} ({_duration(time.time() - since)})"
 
 
 def _duration(seconds: float) -> str:
