@@ -4,13 +4,16 @@ import errno
 import fcntl
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
-from toolkit.errors import LockedError, ToolkitError
+from toolkit.deploy.watch import describe_status, observe, observed
+from toolkit.errors import ConfigError, LockedError, ToolkitError
 from toolkit.layout import Layout, records
 from toolkit.release.claims import claim, claims, removal
+from toolkit.release.locate import Deployed
 
 
 @pytest.fixture
@@ -58,6 +61,37 @@ def test_what_is_no_file_is_told(layout, place, lay):
     lay(records() / ".removal.lock")
     with pytest.raises(ToolkitError, match=r"\.removal\.lock: cannot take the lock: "):
         removal("stub", 60.0).__enter__()
+
+
+def test_a_first_deploy_that_has_no_more_than_its_claim_is_shown(layout):
+    assert observed(None) == []
+    with claim(layout, "stub", "deploy profile stub --set a.b=1"):
+        (shown,) = observed(None)
+        assert observed("stub") == [shown]
+        rows = dict(describe_status(shown))
+        lock = shown["lock"]
+    assert (shown["name"], shown["state"]) == ("stub", "deploying")
+    assert lock["who"].endswith(f" pid {os.getpid()}")
+    assert shown["since"] == lock["since"]
+    began = rf"first deploy by {re.escape(lock['who'])} since \d{{4}}-\S+ \S+Z \(\d s\), being prepared "
+    assert re.match(began, rows["under way"])
+    assert observed(None) == []
+    with pytest.raises(ConfigError, match="no service 'stub' is deployed"):
+        observed("stub")
+
+
+def test_a_removal_is_no_first_deploy(layout):
+    with claim(layout, "stub", "uninstall", removing=True):
+        assert observed(None) == []
+
+
+def test_a_first_deploy_whose_folders_are_made_already_is_shown(service, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state-home"))
+    deployed = Deployed(service.name, service.layout)
+    assert observe(deployed)["state"] == "absent"
+    with claim(service.layout, "stub", "deploy profile stub"):
+        shown = observe(deployed)
+    assert (shown["state"], shown["lock"]["command"]) == ("deploying", "deploy profile stub")
 
 
 @pytest.mark.parametrize("since", ["x", float("inf"), None])

@@ -134,11 +134,9 @@ def status(
     if where is not None:
         _status_of_hosts(name, where, as_json=as_json)
         return
-    from toolkit.deploy.watch import observe
-    from toolkit.release.locate import deployed_services, find_service
+    from toolkit.deploy.watch import observed
 
-    services = [find_service(name)] if name else deployed_services()
-    shown = [observe(service) for service in services]
+    shown = observed(name)
     if as_json:
         emit(shown)
         return

@@ -7,9 +7,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from toolkit.files import parse_json
-from toolkit.release.locate import Deployed, current_release
+from toolkit.release.claims import first_deploys
+from toolkit.release.locate import Deployed, current_release, deployed_services, find_service
 from toolkit.release.under_way import DEPLOYING
-from toolkit.release.view import ServiceStatus
+from toolkit.release.view import ServiceStatus, only_begun
 from toolkit.release.view import status as host_status
 from toolkit.service.secrets import stored_secrets
 
@@ -25,6 +26,24 @@ def observe(service: Deployed) -> dict[str, Any]:
     """
     shown = host_status(service.layout, service.name)
     return shown.to_json() | {"now": _server_now(service, shown) if shown.healthy else None}
+
+
+def observed(name: str | None) -> list[dict[str, Any]]:
+    """The state of one service, or of all of this machine; first deploys that are just begun are among them.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    services = {service.name: service for service in deployed_services()}
+    begun = {
+        item: found.to_json() | {"now": None}
+        for item in first_deploys()
+        if item not in services and name in (None, item) and (found := only_begun(item)) is not None
+    }
+    if name is not None:
+        return [begun[name] if name in begun else observe(find_service(name))]
+    shown = begun | {item: observe(service) for item, service in services.items()}
+    return [shown[item] for item in sorted(shown)]
 
 
 def describe_status(item: dict[str, Any]) -> list[tuple[str, str]]:
@@ -141,6 +160,8 @@ def _under_way(item: dict[str, Any]) -> str | None:
             words += f", for {age(transaction['step_began'])} at step {transaction['step']}"
             words += f" ({transaction['doing']})"
         return words
+    if item["state"] == DEPLOYING and lock is None:
+        return "first deploy, just begun"
     if item["state"] == DEPLOYING and lock is not None:
         words = f"first deploy by {lock['who']} since {_clock(lock['since'])} ({age(lock['since'])})"
         return f"{words}, being prepared (host and build): nothing is started yet"

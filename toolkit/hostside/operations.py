@@ -22,7 +22,7 @@ from toolkit.deploy import swap as swaps
 from toolkit.deploy import upgrade as upgrades
 from toolkit.deploy.judging import Judging
 from toolkit.deploy.prepare import Prepared, prepare
-from toolkit.deploy.watch import observe
+from toolkit.deploy.watch import observed
 from toolkit.deploy.watcher import Watcher
 from toolkit.doctor.catalogue import require_known
 from toolkit.doctor.examine import examine
@@ -277,9 +277,7 @@ def prune(args: Args, _: Send = _nobody) -> dict[str, Any]:
 
 def status(args: Args, _: Send) -> list[dict[str, Any]]:
     """What serves: one service, or all of this host."""
-    name = args.get("service")
-    services = [find_service(name)] if name else deployed_services()
-    return [observe(service) for service in services]
+    return observed(args.get("service"))
 
 
 def past(args: Args, _: Send = _nobody) -> dict[str, Any]:

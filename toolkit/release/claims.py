@@ -79,6 +79,17 @@ def claims(layout: Layout, *, but: str = "") -> list[str]:
     return found
 
 
+def first_deploys() -> dict[str, LockInfo | None]:
+    """Services of this user whose first deploy holds a claim now, with whose; None where it was just made."""
+    found = {}
+    for path in sorted(records().glob(f".*{_END}")):
+        if flocked(path):
+            holder, _ = _read(path)
+            if holder is None or holder.command.startswith("deploy"):
+                found[path.name.removesuffix(_END)[1:]] = holder
+    return found
+
+
 def abandoned(name: str) -> Iterator[Path]:
     """What a killed process has left of its claim on a service."""
     path = _file(name)

@@ -12,9 +12,11 @@ from typing import Any
 from toolkit.deadline import Deadline
 from toolkit.errors import ToolkitError
 from toolkit.layout import Layout
+from toolkit.release.claims import first_deploys
 from toolkit.release.experiment import read_experiment
 from toolkit.release.host import ServiceHost
 from toolkit.release.judge import uncounted
+from toolkit.release.lock import LockInfo
 from toolkit.release.store import Release
 from toolkit.release.under_way import DEPLOYING, first_deploy_since, transaction_of
 from toolkit.service.manager import ProcessStatus
@@ -143,8 +145,20 @@ def status(layout: Layout, name: str) -> ServiceStatus:
     )
 
 
+def only_begun(name: str) -> ServiceStatus | None:
+    """A first deploy of which there is no more than its claim yet; None where there is none."""
+    begun = first_deploys()
+    if name not in begun:
+        return None
+    holder = begun[name]
+    lock = None if holder is None else _held_by(holder, stale=False)
+    return ServiceStatus(name, DEPLOYING, since=None if holder is None else holder.since, lock=lock)
+
+
 def _without_current(name: str, process: ProcessStatus, common: dict[str, Any]) -> ServiceStatus:
     """Nothing is current; something may serve all the same, where files were removed by hand."""
+    if common["lock"] is None and (holder := first_deploys().get(name)) is not None:
+        common = {**common, "lock": _held_by(holder, stale=False)}
     warnings = []
     if process.active:
         stop = f"ddtoolkit stop {name} ends it"
@@ -234,7 +248,11 @@ def _lock(host: ServiceHost) -> dict[str, Any] | None:
     info = host.lock.holder()
     if info is None:
         return None
-    return {"who": info.who, "command": info.command, "since": info.since, "stale": host.lock.stale(info)}
+    return _held_by(info, stale=host.lock.stale(info))
+
+
+def _held_by(info: LockInfo, *, stale: bool) -> dict[str, Any]:
+    return {"who": info.who, "command": info.command, "since": info.since, "stale": stale}
 
 
 def _experiment(host: ServiceHost) -> dict[str, Any] | None:
