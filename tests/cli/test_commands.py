@@ -199,7 +199,28 @@ def test_a_service_that_is_nearly_named_is_proposed(ddtoolkit: Command, tmp_path
     (records / "local-cpu.json").write_text(json.dumps({"root": str(tmp_path / "root")}))
     (tmp_path / "root" / "services" / "local-cpu").mkdir(parents=True)
     assert "next: did you mean local-cpu?" in ddtoolkit("status", "local-cpuu").stderr
-    assert "next: ddtoolkit deploy profile other" in ddtoolkit("status", "other").stderr
+    assert "next: name one that is: local-cpu\n" in ddtoolkit("status", "other").stderr
+    assert "next: ddtoolkit deploy profile systemd-cpu\n" in ddtoolkit("status", "systemd-cpu").stderr
+
+
+def test_a_name_of_nothing_is_told_what_there_is(ddtoolkit: Command) -> None:
+    said = "next: ddtoolkit profiles list shows what can be deployed\n"
+    assert said in ddtoolkit("status", "nope").stderr
+
+
+def test_what_was_removed_is_found_by_its_name(ddtoolkit: Command, tmp_path: Path) -> None:
+    records = tmp_path / "home" / ".local" / "state" / "ddtoolkit" / "services"
+    records.mkdir(parents=True)
+    (records / "gone.json").write_text(json.dumps({"root": str(tmp_path / "root")}))
+    history = tmp_path / "root" / "state" / "gone" / "history.jsonl"
+    history.parent.mkdir(parents=True)
+    history.write_text('{"id": "a", "kind": "deploy", "outcome": "committed", "who": "ann@desk"}\n')
+    shown = ddtoolkit("history")
+    assert "; ddtoolkit history gone has the history of what was removed\n" in shown.stderr
+    assert "ann@desk" in ddtoolkit("history", "gone").stdout
+    again = ddtoolkit("uninstall", "gone", "--yes").stderr
+    assert "next: its history is kept: ddtoolkit history gone shows it; ddtoolkit uninstall gone --" in again
+    assert "next:" not in ddtoolkit("uninstall", "gone", "--purge", "--yes").stderr
 
 
 def test_json_changes_nothing_without_yes(ddtoolkit: Command, tmp_path: Path) -> None:

@@ -40,7 +40,9 @@ def test_it_is_stopped_and_removed_and_its_history_stays(service, deployed):
     assert [entry.kind for entry in history.read(service.paths)] == ["deploy", "stop", "uninstall"]
     assert done.kept == [f"{service.paths.history}: its history (--purge removes it)"]
     assert {str(service.paths.base), str(service.paths.cache), str(service.paths.log)} <= set(done.removed)
-    assert done.to_json()["outcome"]["status"] == "committed"
+    outcome = done.to_json()["outcome"]
+    assert outcome["status"] == "committed"
+    assert outcome["hint"].endswith("history stub shows it; ddtoolkit uninstall stub --purge removes it")
 
 
 def test_purge_leaves_nothing_but_checkpoints(service, deployed):
@@ -50,6 +52,7 @@ def test_purge_leaves_nothing_but_checkpoints(service, deployed):
     done = uninstall(deployed, purge=True, wait=0.0)
     assert left(service) == ["models/kimi@main/model.safetensors"]
     assert done.kept == [f"{service.layout.models}: checkpoints"]
+    assert done.to_json()["outcome"]["hint"] is None
 
 
 def test_with_another_service_only_its_own_goes(service, deployed):

@@ -186,6 +186,8 @@ def uninstall(
         answer(f"removed {line}")
     for line in removal.kept:
         answer(f"kept {line}")
+    if removal.hint is not None:
+        say(f"  next: {removal.hint}")
 
 
 def _show_unused(front: str, found: dict[str, Any], *, dry: bool, as_json: bool) -> None:

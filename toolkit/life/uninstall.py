@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +44,13 @@ class Removal:
         service: name of the service.
         removed: what was removed, a line each.
         kept: what was left and why, a line each.
+        hint: the next step; None where nothing is left to be done.
     """
 
     service: str
     removed: list[str] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
+    hint: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object, with an outcome as other changes have."""
@@ -57,7 +59,7 @@ class Removal:
             "kind": "uninstall",
             "status": "committed",
             "message": message,
-            "hint": None,
+            "hint": self.hint,
         }
         outcome |= {"exit_code": 0, "log": [], "serving": None, "seconds": {}}
         return {"service": self.service, "removed": self.removed, "kept": self.kept, "outcome": outcome}
@@ -114,6 +116,14 @@ def uninstall(
             with watcher.hold(service, words):
                 _remove_service(host, done, purge=purge)
         _remove_shared(service, done, user, purge=purge)
+    if host.paths.history.is_file():
+        # No service is deployed under that name any more, so that it has to be named.
+        name = service.name
+        shows, removes = (
+            f"ddtoolkit history {name} shows it",
+            f"ddtoolkit uninstall {name} --purge removes it",
+        )
+        return replace(done, hint=f"its history is kept: {shows}; {removes}")
     return done
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 from toolkit.errors import ConfigError, ToolkitError
 from toolkit.files import parse_json, read_bytes
 from toolkit.layout import Layout, records
+from toolkit.profile.lookup import profile_files
 from toolkit.profile.schema import Profile
 from toolkit.release.host import ServiceHost
 from toolkit.release.store import Release
@@ -65,9 +67,7 @@ def find_service(name: str | None) -> Deployed:
         if len(services) == 1:
             return services[0]
         if not services:
-            raise ConfigError(
-                "no service is deployed on this machine", hint="ddtoolkit deploy profile local-cpu"
-            )
+            raise ConfigError("no service is deployed on this machine", hint=_without_any())
         raise ConfigError(f"several services are deployed here: {names}", hint="name one of them")
     for service in services:
         if service.name == name:
@@ -81,11 +81,31 @@ def find_service(name: str | None) -> Deployed:
             f"{name}: its first deploy was begun, and has not come to a release yet",
             hint=f"if it is not running any more: ddtoolkit deploy profile {name} goes on with it",
         )
-    near = get_close_matches(name, [service.name for service in services], n=1)
     raise ConfigError(
         f"no service {name!r} is deployed on this machine (deployed: {names})",
-        hint=f"did you mean {near[0]}?" if near else f"ddtoolkit deploy profile {name}",
+        hint=_instead(name, [service.name for service in services]),
     )
+
+
+def _without_any() -> str:
+    """The next step where nothing is deployed; what was removed is found by its name alone."""
+    removed = [item.name for item in recorded_services() if item.layout.service(item.name).history.is_file()]
+    told = f"; ddtoolkit history {removed[0]} has the history of what was removed" if removed else ""
+    return f"ddtoolkit deploy profile local-cpu{told}"
+
+
+def _instead(name: str, services: Sequence[str]) -> str:
+    """The next step for a name under which nothing is deployed."""
+    if near := get_close_matches(name, services, n=1):
+        return f"did you mean {near[0]}?"
+    known: list[str] = []
+    with contextlib.suppress(ConfigError):
+        known = [profile for profile, _ in profile_files()]
+    if name in known:
+        return f"ddtoolkit deploy profile {name}"
+    if services:
+        return f"name one that is: {', '.join(services)}"
+    return "ddtoolkit profiles list shows what can be deployed"
 
 
 def find_removable(name: str | None) -> Deployed:
