@@ -289,6 +289,16 @@ def test_an_engine_that_is_not_driven_here_is_refused_with_a_way_out(ddtoolkit: 
     assert "service.manager: process" in shown.stderr
 
 
+@pytest.mark.skipif(Path("/run/systemd/system").is_dir(), reason="systemd runs this machine")
+def test_a_profile_for_hosts_is_told_the_inventory_that_it_lacks(ddtoolkit: Command) -> None:
+    shown = ddtoolkit("deploy", "profile", "h200-nvlink", "--overlay", "qwen3-8b", "--overlay", "gpus-1")
+    again = (
+        "ddtoolkit deploy profile h200-nvlink --overlay qwen3-8b --overlay gpus-1 -i INVENTORY deploys it "
+    )
+    assert shown.returncode == 2
+    assert f"  next: {again}on the hosts that it is for; " in shown.stderr
+
+
 @pytest.mark.parametrize("place", ["absent/report.json", "."])
 def test_a_report_that_could_not_be_written_is_refused_before_the_checks(
     ddtoolkit: Command, place: str

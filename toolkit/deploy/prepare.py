@@ -207,9 +207,11 @@ def _check_supported(resolved: ResolvedProfile) -> None:
     if profile.service.manager != "systemd":
         return
     if not _SYSTEMD_RUNS.is_dir():
+        again = f"{resolved.given.deploy(profile.name)} -i INVENTORY"
         raise ConfigError(
             "service.manager 'systemd': this machine is not run by systemd",
-            hint="set service.manager: process",
+            hint=f"{again} deploys it on the hosts that it is for; "
+            "set service.manager: process to serve from this machine",
         )
     if os.geteuid() != 0:
         raise ConfigError(
