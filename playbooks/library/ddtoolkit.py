@@ -326,10 +326,11 @@ def change(agent: Agent, given: dict[str, Any], *, check: bool) -> dict[str, Any
     wanted["sets"] = given["set"]
     shown: dict[str, Any] = {"changed": True}
     if operation in ("swap", "rollback", "upgrade"):
-        changes = agent.ask(f"{operation}_preview", wanted)["changes"]
+        preview = agent.ask(f"{operation}_preview", wanted)
+        changes = preview["changes"]
         shown = {
             "changed": bool(changes) or operation == "rollback",
-            "diff": {"prepared": "\n".join(changes)},
+            "diff": {"prepared": "\n".join([*changes, *preview.get("notices", ())])},
         }
     if check or not shown["changed"]:
         return shown

@@ -9,12 +9,16 @@ from dataclasses import replace
 import pytest
 
 from tests.deploy.conftest import Site
+from toolkit.cli.fleet.shown import show_changes
 from toolkit.deploy.judging import Judging
 from toolkit.deploy.kept_secrets import with_kept_secrets
 from toolkit.deploy.record import Recorded, record
 from toolkit.deploy.swap import overtakes, swap_changes, swap_command
+from toolkit.deploy.watcher import NOBODY
 from toolkit.drift.find import find
 from toolkit.errors import ToolkitError
+from toolkit.fleet.results import HostResult
+from toolkit.hostside import operations
 from toolkit.profile.changes import Change
 from toolkit.profile.loading import load_profile
 from toolkit.release.experiment import Experiment, forget_experiment, read_experiment, write_experiment
@@ -223,6 +227,27 @@ def test_a_swap_during_an_experiment_says_so_before_it_begins(staged: Site) -> N
     assert shown.stderr.index(note) < shown.stderr.index("s  build ")
     answer = json.loads(shown.stdout)
     assert (answer["outcome"]["status"], answer["notices"]) == ("not_started", [note])
+
+
+def test_a_host_tells_the_same_of_an_experiment_before_and_after(
+    staged: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, _ = on_trial(staged)
+    monkeypatch.setattr("toolkit.release.lock._identity", [])
+    args = {"service": "local", "sets": ["speculative.topk_cap=4"], "who": "ann@desk", "lock_wait": 0.0}
+    shown = operations.swap_preview(args, lambda _: None)
+    note = (
+        f"this ends the experiment of a@b, which has 10 min left and would return to {base.id}; "
+        "made permanent by it: speculative.budget=20"
+    )
+    assert shown["notices"] == [note]
+    show_changes("swap", "local", [HostResult("ct200", shown)])
+    assert f"  ct200: note: {note}\n" in capsys.readouterr().err
+    service = Deployed("local", layout_of(load_profile(str(staged.profile)).profile))
+    (staged.home / "service").chmod(0o700)  # what provisioning leaves: a host is not provisioned by its agent
+    with NOBODY.reserve(service, "swap"), socket.create_server(("127.0.0.1", staged.port)):
+        done = operations.swap(args, lambda _: None)
+    assert (done["outcome"]["status"], done["notices"]) == ("not_started", [note])
 
 
 def test_the_same_experiment_again_tells_what_runs_and_for_lets_it_go_on(staged: Site) -> None:

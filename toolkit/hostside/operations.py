@@ -140,8 +140,11 @@ def swap(args: Args, send: Send) -> dict[str, Any]:
     """Change keys of the deployed profile."""
     _identify(args)
     service, judging = find_service(args["service"]), _judging(args)
-    host, current = ServiceHost(service.layout, service.name), current_release(service)
-    notices = _notices(host, current, swaps.swap_changes(host, current, args["sets"], judging)[1], judging)
+    notices = []
+    if is_reserved(service.layout, service.name):  # else an interrupted change may have to be ended first
+        host, current = ServiceHost(service.layout, service.name), current_release(service)
+        changes = swaps.swap_changes(host, current, args["sets"], judging)[1]
+        notices = _notices(host, current, changes, judging)
     outcome = swaps.swap(
         service,
         args["sets"],
