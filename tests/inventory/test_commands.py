@@ -37,6 +37,14 @@ ABOUT = "-i site.yaml --limit ct200"
         ),
         ("ddtoolkit status kimi-2 shows it", f"ddtoolkit status {ABOUT} kimi-2 shows it"),
         (
+            "ddtoolkit deploy profile kimi --overlay ep8 --set 'a.b=c d'",
+            f"ddtoolkit deploy profile kimi {ABOUT} --overlay ep8 --set 'a.b=c d'",
+        ),
+        (
+            "ddtoolkit deploy profile kimi.yaml --overlay ep8",
+            f"ddtoolkit deploy profile {ABOUT} kimi.yaml --overlay ep8",
+        ),
+        (
             "ddtoolkit uninstall NAME --purge -i INVENTORY --limit ct200 takes it back",
             f"ddtoolkit uninstall kimi --purge {ABOUT} takes it back",
         ),
