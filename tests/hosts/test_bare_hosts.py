@@ -393,7 +393,7 @@ def test_a_swap_by_playbook_is_in_the_history_that_everyone_sees(
     assert "service.max_running_requests: 16 -> 8" in on_host
     told = json.loads(ddtoolkit("history", NAME, "--json", host=BY_PLAYBOOK).stdout)["hosts"][BY_PLAYBOOK]
     commands = [entry["command"] for entry in told["result"]["entries"]]
-    assert f"deploy profile {NAME} --ignore-check time" in commands
+    assert re.fullmatch(rf"deploy profile {NAME} --set .* --ignore-check time", commands[0])
     assert recap(playbook("rollback.yml"))["changed"] == 1
     assert "rollback" in ddtoolkit("history", NAME, host=BY_PLAYBOOK).stdout
 
