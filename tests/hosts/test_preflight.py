@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -122,7 +123,8 @@ def test_an_ignored_check_is_told_and_recorded(too_small: None, ddtoolkit: Deplo
     assert result["result"]["outcome"]["status"] == "committed"
     assert "ignored: ram: 512 MiB; expected 1.0 GiB at least" in said
     history = json.loads(ddtoolkit("history", NAME, status=0).stdout)["hosts"]["ct200"]["result"]
-    assert history["entries"][-1]["command"] == f"deploy profile {NAME} --ignore-check ram"
+    command = history["entries"][-1]["command"]
+    assert command == f"deploy profile {NAME} {shlex.join(SETS)} --ignore-check ram"
 
 
 def test_a_deploy_with_nothing_to_do_asks_no_doctor(too_small: None, ddtoolkit: Deploy) -> None:
