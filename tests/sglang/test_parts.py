@@ -293,7 +293,7 @@ def test_flags_win_over_the_environment_and_reach_the_next_process(monkeypatch):
 
 
 def test_whose_attention_verifies_is_left_to_the_device_or_chosen(monkeypatch):
-    monkeypatch.delenv(ENVIRONMENT, raising=False)
+    monkeypatch.setenv(ENVIRONMENT, "{}")
     tree = ["--speculative-algorithm", "DDTREE"]
     assert options_of(flags(*tree)).attention is None
     chosen = options_of(flags(*tree, "--speculative-ddtree-attention", "backend"))
