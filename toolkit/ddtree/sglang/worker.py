@@ -129,7 +129,7 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
         """Record the end of a step for every number of requests that both graphs serve."""
         target = self.model_runner.decode_cuda_graph_runner
         draft = self.draft_model_runner.decode_cuda_graph_runner
-        if target is None or draft is None or not hasattr(target.backend, "_outputs"):
+        if target is None or draft is None:
             return
         width, most = self._options.width, min(max(target.capture_bs), max(draft.capture_bs))
         tails = Tails(self._keep, most, width, self.block_size, self.device)
@@ -138,8 +138,10 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
                 drafted, verified = (
                     min(size for size in runner.capture_bs if size >= requests) for runner in (draft, target)
                 )
-                size = target._capture_graph_size(bs=verified, num_tokens=verified * width)
-                hidden = target.backend._outputs[target._make_graph_key(size)].hidden_states
+                hidden = _captured_hidden(target, verified, width)
+                if hidden is None:
+                    log.warning("the graph of %d requests keeps no output: steps end eagerly", verified)
+                    return
                 trees = self._drafter().replayed(drafted, requests).trees
                 tails.add(Verified(trees, hidden[: requests * width]))
         if self._fused_kv_helper is not None:
@@ -355,6 +357,14 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
         """What `/server_info` tells of this worker, JSON-safe."""
         dropped = 0 if self._recorder is None else self._recorder.dropped
         return {"debug_lines_dropped": dropped, "self_check": self._checks.results()}
+
+
+def _captured_hidden(graphs: Any, requests: int, width: int) -> Tensor | None:
+    """The hidden states [requests * W, hidden] that a captured graph leaves; None where it keeps none."""
+    size = graphs._capture_graph_size(bs=requests, num_tokens=requests * width)
+    outputs: dict[Any, Any] = getattr(graphs.backend, "_outputs", {})
+    hidden: Tensor | None = getattr(outputs.get(graphs._make_graph_key(size)), "hidden_states", None)
+    return hidden
 
 
 def _row_buffers(pool: Any) -> list[Tensor]:
