@@ -42,6 +42,8 @@ def main() -> None:
     args = parse()
     told: dict[str, Any] = {"machine": machine(), "microseconds": {}}
     for name, shape in SHAPES.items():
+        if args.only not in name:
+            continue
         for case in CASES:
             label = f"{name}: {case[0]} x {case[1]} rows, prefix {case[2]}"
             told["microseconds"][label] = compared(shape, case, tune=args.tune)
@@ -143,6 +145,7 @@ def timed(functions: dict[str, Callable[[], None]]) -> dict[str, Any]:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--only", default="", help="heads whose name contains this")
     parser.add_argument("--seconds", type=float, help="stop after the case that begins before this")
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
