@@ -99,7 +99,7 @@ def _instead(name: str, services: Sequence[str]) -> str:
     if near := get_close_matches(name, services, n=1):
         return f"did you mean {near[0]}?"
     known: list[str] = []
-    with contextlib.suppress(ConfigError):
+    with contextlib.suppress(ToolkitError):  # what a controller brings to a host has no profiles
         known = [profile for profile, _ in profile_files()]
     if name in known:
         return f"ddtoolkit deploy profile {name}"
