@@ -7,11 +7,13 @@ import socket
 import threading
 import time
 
+import httpx
 import pytest
 
 from toolkit.acceptance import endpoint as endpoint_module
 from toolkit.acceptance.endpoint import Endpoint
 from toolkit.acceptance.exchange import Ask, EndpointError, Identity, TimeUpError
+from toolkit.acceptance.line import Line
 
 ENDLESS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 
@@ -119,6 +121,25 @@ def test_an_answer_that_would_fill_the_memory_is_left(monkeypatch, packed):
     data = reply(gzip.compress(body), "Content-Encoding: gzip\r\n") if packed else reply(body)
     with answering(data) as made, pytest.raises(EndpointError, match="answered more than 1048576 bytes"):
         made.detect()
+
+
+def test_a_small_answer_that_unpacks_without_end_is_left():
+    """What `status` asks: a few megabytes on the wire must not become gigabytes here."""
+    packed = gzip.compress(b" " * (40 << 20))
+    assert len(packed) < 100_000
+    with (
+        answering(reply(packed, "Content-Encoding: gzip\r\n")) as made,
+        Line() as line,
+        pytest.raises(httpx.ReadError, match="larger than 16 MiB"),
+    ):
+        line.get(made.url, seconds=5.0)
+
+
+def test_a_packed_answer_is_got_whole():
+    packed = gzip.compress(b'{"a": 1}')
+    with answering(reply(packed, "Content-Encoding: gzip\r\n")) as made, Line() as line:
+        answer = line.get(made.url, seconds=5.0)
+    assert answer.raise_for_status().json() == {"a": 1}
 
 
 def test_a_packed_answer_is_read():

@@ -29,7 +29,7 @@ from toolkit.acceptance.formats import (
     read_native,
     read_openai,
 )
-from toolkit.acceptance.line import Line
+from toolkit.acceptance.line import Line, received
 from toolkit.errors import ToolkitError
 
 Chunk = TypeVar("Chunk", str, bytes)
@@ -183,9 +183,7 @@ class Endpoint:
         with client.stream(method, path, json=body, **options) as response:
             for chunk in self._bounded(response.iter_bytes(), f"{method} {path}", options["seconds"]):
                 data += chunk
-        # What was received is decoded already.
-        headers = [(key, value) for key, value in response.headers.items() if key != "content-encoding"]
-        return httpx.Response(response.status_code, headers=headers, content=bytes(data))
+        return received(response, data)
 
     def _bounded(self, chunks: Iterator[Chunk], what: str, seconds: float) -> Iterator[Chunk]:
         """The parts of an answer, as long as they are not too many and do not come for too long."""

@@ -14,6 +14,7 @@ import httpx
 from toolkit.deadline import Deadline
 
 _CONNECTED = ("connect_tcp.complete", "start_tls.complete")
+_LARGEST = 16 << 20  # bytes of an answer that is got whole, unpacked
 
 
 class Line:
@@ -90,7 +91,19 @@ class Line:
                 raise httpx.ReadTimeout(f"it did not end within {seconds:g} s")
 
     def get(self, url: str, *, seconds: float, **options: Any) -> httpx.Response:
-        """A whole answer. Arguments and errors as `stream`."""
+        """A whole answer, of at most 16 MiB once it is unpacked. Arguments and errors as `stream`."""
+        data = bytearray()
         with self.stream("GET", url, seconds=seconds, **options) as response:
-            response.read()
-        return response
+            for piece in response.iter_bytes():
+                data += piece
+                if len(data) > _LARGEST:
+                    raise httpx.ReadError(f"it is larger than {_LARGEST >> 20} MiB")
+        return received(response, data)
+
+
+def received(response: httpx.Response, data: bytes | bytearray) -> httpx.Response:
+    """An answer with its body, which was unpacked as it came."""
+    headers = [(key, value) for key, value in response.headers.items() if key != "content-encoding"]
+    return httpx.Response(
+        response.status_code, headers=headers, content=bytes(data), request=response.request
+    )
