@@ -57,6 +57,24 @@ def test_what_the_server_does_not_depend_on_is_put_on_record_without_a_restart(s
     assert "deployed with" not in site.run("plan", "local.yaml", "--set", "host.download_rate=8MB").stdout
 
 
+def test_what_a_swap_saved_goes_on_record_with_the_deploy_that_is_given_it(site: Site) -> None:
+    before = site.status
+    assert site.run("swap", "--set", "host.download_rate=7MB", "--save", "saved.yaml").returncode == 0
+    assert site.status["config"]["swapped"] == ["host.download_rate"]
+    shown = site.run("deploy", "profile", "local.yaml", "-f", "saved.yaml")
+    assert shown.returncode == 0, shown.stderr
+    assert "record: committed: what the deploy was given is on record; nothing was restarted" in shown.stderr
+    assert site.status["config"]["swapped"] == []
+    assert not [item for item in site.json("drift", "local") if item["kind"] == "config"]
+    assert "nothing to do" in site.run("deploy", "profile", "local.yaml", "-f", "saved.yaml").stderr
+    # To name a swapped key is to mean its value, and sets nothing back unasked.
+    assert site.run("swap", "--set", "host.download_rate=6MB").returncode == 0
+    named = site.json("plan", "local.yaml", "--set", "host.download_rate=5MB")
+    assert named["undone_swaps"] == []
+    assert site.run("deploy", "profile", "local.yaml", "--yes").returncode == 0
+    assert (site.status["pid"], site.status["release"]) == (before["pid"], before["release"])
+
+
 def test_both_openai_endpoints_answer_streaming_and_not(site: Site) -> None:
     url = f"http://127.0.0.1:{site.port}/v1"
     body = {"model": "small", "prompt": "def fibonacci(n):\n", "max_tokens": 32, "temperature": 0}
@@ -81,6 +99,7 @@ def test_a_swap_that_is_worse_is_shown_and_undoes_itself(site: Site) -> None:
     assert not unsaved.exists()
     assert "speculative.budget: 16 -> 7" in shown.stderr
     assert "acceptance" in shown.stderr
+    assert "next: where the loss is meant, the same command with --new-baseline" in shown.stderr
     after = site.status
     assert after["release"] == before["release"]
     assert after["config"]["speculative"]["budget"] == 16

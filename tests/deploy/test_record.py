@@ -44,7 +44,10 @@ def test_it_is_planned_told_recorded_and_no_drift(staged: Site) -> None:
     assert shown.returncode == 0, shown.stderr
     assert "swap on local, no restart:" in shown.stderr
     assert f"record: committed: {RATE}: on record; the server does not depend on it" in shown.stderr
-    assert steps(staged.json("plan", "local.yaml", *rate)) == ["start"]
+    # A deploy with the same value only has to put on record that it was given it.
+    again = staged.json("plan", "local.yaml", *rate)
+    assert (steps(again), again["undone_swaps"]) == (["record", "start"], [])
+    assert again["steps"][0]["reasons"] == [f"deployed with --set {RATE}=9MB"]
     planned = staged.json("plan", "local.yaml")
     assert steps(planned) == ["record", "start"]
     assert [change["key"] for change in planned["undone_swaps"]] == [RATE]

@@ -85,6 +85,19 @@ def test_what_was_accepted_once_is_no_refused_release(staged: Site) -> None:
     assert rollback_target(host, current, earlier.id) == earlier
 
 
+def test_after_a_rollback_the_way_forward_is_told(staged: Site) -> None:
+    """What served after the release that was returned to is not gone back to unnamed, but is named."""
+    host = host_of(staged)
+    current, later = host.store.current(), other(host)
+    assert current is not None
+    entry(host, current, "deploy", "committed")
+    entry(host, later, "swap", "committed")
+    entry(host, current, "rollback", "committed")
+    shown = staged.run("rollback")
+    assert shown.returncode == 2
+    assert f"next: ddtoolkit rollback local --to {later.id} goes to one that served after it" in shown.stderr
+
+
 def test_a_rollback_is_a_next_step_only_where_it_has_somewhere_to_go(staged: Site) -> None:
     host = host_of(staged)
     current, earlier = host.store.current(), other(host)

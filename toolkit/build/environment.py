@@ -144,7 +144,7 @@ def environment_under(python: str | None = None, engine: str = "embedded") -> En
     if absent:
         raise ToolkitError(
             f"the {engine} engine needs {', '.join(absent)}, which {program} does not have",
-            hint=f"{program} -m pip install 'ddtoolkit[{_EXTRAS[engine]}]'",
+            hint=f"in a checkout of ddtoolkit: {program} -m pip install '.[{_EXTRAS[engine]}]'",
         )
     return Environment(python=program, versions=versions, source=source)
 

@@ -71,8 +71,7 @@ def deploy(
         if not plan.has("release"):
             recorded = None
             if prepared.current is not None and plan.has("record"):
-                swapped = set(prepared.current.swapped) - {change.key for change in plan.changes}
-                wanted = Recorded(prepared.current, prepared.resolved.data, swapped, prepared.sources, asked)
+                wanted = Recorded(prepared.current, prepared.resolved.data, (), prepared.sources, asked)
                 recorded = record(session.host, command, [wanted], plan.changes)
             if not (plan.has("restart") or plan.has("start")):
                 return recorded

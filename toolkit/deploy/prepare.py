@@ -211,7 +211,7 @@ def _check_supported(resolved: ResolvedProfile) -> None:
         raise ConfigError(
             "service.manager 'systemd': this machine is not run by systemd",
             hint=f"{again} deploys it on the hosts that it is for; "
-            "set service.manager: process to serve from this machine",
+            "--set service.manager=process --set host.user=null serves from this machine",
         )
     if os.geteuid() != 0:
         raise ConfigError(

@@ -75,5 +75,7 @@ def record(host: ServiceHost, command: str, wanted: Sequence[Recorded], changes:
             changed.restore_record(before, sources)
         raise
     keys = ", ".join(change.key for change in changes)
-    message = f"{keys}: on record; the server does not depend on it, and nothing was restarted"
+    message = "what the deploy was given is on record; nothing was restarted"
+    if keys:
+        message = f"{keys}: on record; the server does not depend on it, and nothing was restarted"
     return end_record(host, request, message, begin)

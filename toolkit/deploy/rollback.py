@@ -98,8 +98,20 @@ def rollback_target(
                 return host.store.get(earlier)
     raise ConfigError(
         f"{host.name}: no release that served before {current.id} is kept",
-        hint=f"ddtoolkit history {host.name}",
+        hint=_after(host, current) or f"ddtoolkit history {host.name}",
     )
+
+
+def _after(host: ServiceHost, current: Release) -> str:
+    """The next step to a release that served after the current one, which was rolled back to; "" without."""
+    for entry in reversed(history.read(host.paths)):
+        if entry.outcome == "committed" and entry.kind in ("deploy", "swap", "upgrade"):
+            if entry.release in (None, current.id):
+                continue
+            with contextlib.suppress(ConfigError):
+                later = host.store.get(str(entry.release))
+                return f"ddtoolkit rollback {host.name} --to {later.id} goes to one that served after it"
+    return ""
 
 
 def way_back(host: ServiceHost, current: Release) -> bool:

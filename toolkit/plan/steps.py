@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -193,13 +194,15 @@ def make_plan(service: str, desired: Desired, observed: Observed) -> Plan:
             release = (f"what runs is an experiment, which would give way to {observed.trial}",)
     if changes and not release:
         steps.append(Step("record", tuple(map(_difference, changes))))
+    elif not release and (given := _given_anew(desired, observed)):
+        steps.append(Step("record", (given,)))
     steps += _serving(desired, observed, release)
     restarted = any(step.action == "restart" for step in steps)
     return Plan(
         service=service,
         steps=tuple(steps),
         changes=changes,
-        undone_swaps=_undone(observed.release, changes),
+        undone_swaps=_undone(observed.release, desired, changes),
         downtime=observed.load_seconds if restarted else 0.0,
         notes=(observed.unsettled,) if observed.unsettled else (),
         experiment=observed.trial_ends,
@@ -265,9 +268,23 @@ def _lost(release: CurrentRelease, desired: Desired, changes: Sequence[Change]) 
     return release.given.lost(desired.given, [change.key for change in changes])
 
 
-def _undone(release: CurrentRelease | None, changes: Sequence[Change]) -> tuple[Change, ...]:
+def _given_anew(desired: Desired, observed: Observed) -> str:
+    """Why what the deploy was given goes on record, although no value differs; "" where it is there."""
+    release = observed.release
+    if release is None or observed.trial or desired.given.options == release.given.options:
+        return ""
+    options = shlex.join(desired.given.options)
+    return f"deployed with {options}" if options else "deployed without overlay and --set"
+
+
+def _undone(
+    release: CurrentRelease | None, desired: Desired, changes: Sequence[Change]
+) -> tuple[Change, ...]:
+    """Swapped keys that get another value without being named."""
     swapped = set(release.swapped) if release else set()
-    return tuple(change for change in changes if change.key in swapped)
+    return tuple(
+        change for change in changes if change.key in swapped and not desired.given.sets_key(change.key)
+    )
 
 
 def describe(changes: Sequence[Change]) -> list[str]:

@@ -56,6 +56,10 @@ class Given:
             shlex.join(("--set", item)) for item in sets
         )
 
+    def sets_key(self, key: str) -> bool:
+        """Whether a `--set` says what a key's value is."""
+        return any(_within(key, _key(item)) for item in self.sets)
+
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
         return asdict(self)

@@ -41,6 +41,17 @@ class Verdict:
     message: str
     report: dict[str, Any] | None = None
 
+    @property
+    def hint(self) -> str | None:
+        """The next step, where the release is right and no more than worse than the one before."""
+        report = self.report or {}
+        if self.accepted or report.get("correctness_failed", True) or not report.get("performance_failed"):
+            return None
+        return (
+            "where the loss is meant, the same command with --new-baseline, which holds it against the "
+            "profile's own thresholds alone"
+        )
+
 
 def uncounted(report: Any) -> tuple[str, ...]:
     """What failed in an experiment's report and refused nothing: each check, and how, in words.

@@ -166,7 +166,7 @@ class Transaction:
             on_progress=lambda value: self._steps.progress("acceptance", value),
         )
         if not verdict.accepted:
-            raise ToolkitError(verdict.message)
+            raise ToolkitError(verdict.message, hint=verdict.hint)
         status = manager.status()
         if status.state != "running" or status.restarts != restarts:
             raise ToolkitError(f"{status.exit_words()} while it was judged")
