@@ -8,6 +8,7 @@ import pytest
 from tests.cli.conftest import Command, ddtoolkit  # noqa: F401  a fixture
 from tests.weights.checkpoints import contents
 from tests.weights.server import COMMIT, Publisher
+from toolkit.cli.models import _requests
 
 SHARD = "model-00001-of-00003.safetensors"
 
@@ -86,3 +87,13 @@ def test_what_is_wrong_is_told_without_a_traceback(
     assert done.returncode == status, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_an_overlay_names_other_checkpoints() -> None:
+    kimi, _ = _requests("h200-nvlink", None, None, None)
+    qwen, name = _requests("h200-nvlink", None, [Path("qwen3-8b")], None)
+    assert name == "h200-nvlink"
+    assert [item["source"].rpartition("/")[0] for item in (kimi[0], qwen[0])] == [
+        "hf://moonshotai",
+        "hf://Qwen",
+    ]

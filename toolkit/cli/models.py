@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toolkit.cli.options import Inventories, Json, Limit, Parallel, Seed, Sets, Verbose, Yes
+from toolkit.cli.options import Inventories, Json, Limit, Overlays, Parallel, Seed, Sets, Verbose, Yes
 from toolkit.cli.output import answer, confirm, console, emit, require_yes, say, table
 from toolkit.errors import ConfigError
 
@@ -73,6 +73,7 @@ def add(
     revision: Annotated[
         str | None, typer.Option("--revision", help="Revision, where the source does not name it.")
     ] = None,
+    overlays: Overlays = None,
     sets: Sets = None,
     root: Root = None,
     hub: Annotated[str | None, typer.Option("--hub", metavar="URL", help="Hub of hf:// sources.")] = None,
@@ -96,7 +97,7 @@ def add(
     from toolkit.fleet.fanout import Fanout, Spread, known_hosts
 
     require_yes(yes=yes, as_json=as_json)
-    requests, profile = _requests(source, revision, sets)
+    requests, profile = _requests(source, revision, overlays, sets)
     given = {"endpoint": hub or _hub_here(), "rate": _size(rate), "parallel": files}
     if profile is None:
         requests = [{**item, **_rooted(root), **given} for item in requests]
@@ -191,7 +192,7 @@ def verify(
 
 
 def _requests(
-    source: str, revision: str | None, sets: Sequence[str] | None
+    source: str, revision: str | None, overlays: Sequence[Path] | None, sets: Sequence[str] | None
 ) -> tuple[list[dict[str, Any]], str | None]:
     """What hosts are asked for, and the profile that asks for it."""
     from toolkit.profile.source import is_remote
@@ -204,7 +205,7 @@ def _requests(
     from toolkit.profile.loading import load_profile
     from toolkit.weights.wanted import requests
 
-    profile = load_profile(source, sets=sets or ()).profile
+    profile = load_profile(source, overlays=overlays or (), sets=sets or ()).profile
     found = requests(profile)
     if not found:
         raise ConfigError(
