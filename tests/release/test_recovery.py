@@ -118,6 +118,17 @@ def test_acceptance_ends_with_the_transaction_that_it_judges_for(stub, tmp_path)
     assert recover(stub).status == "rolled_back"
 
 
+def test_a_recovery_tells_whose_change_it_ends_and_nothing_of_what_came_before(stub, monkeypatch):
+    asked = request("deploy", stub.stage("told"), stub.host.store.current(), acceptance=ACCEPTS)
+    assert die_at(monkeypatch, stub, asked, 8)
+    told = []
+    with hold(stub.layout, stub.name, "next", on_event=told.append) as session:
+        assert session.recovered is not None
+    assert told[0].message == f"first the interrupted deploy of {asked.who} is finished or reversed"
+    assert "preflight" not in [event.step for event in told]
+    assert told[-1].step == "outcome"
+
+
 def test_killed_between_history_and_outcome_is_recorded_once(stub, monkeypatch):
     base = stub.host.store.current()
     new = stub.stage("late")

@@ -170,13 +170,12 @@ def begin(layout: Layout, name: str, request: Request) -> Path:
     return folder
 
 
-def follow(folder: Path) -> Iterator[Event]:
-    """Events of the transaction in `folder`, as they come, to its outcome.
+def follow(folder: Path, seen: int = 0) -> Iterator[Event]:
+    """Events of the transaction in `folder`, as they come, to its outcome, without the first that were seen.
 
     Where its processes die without one, the last event is `interrupted`; the next `hold` recovers.
     """
     host = read_host(folder)
-    seen = 0
     quiet_since = time.monotonic()
     for _ in _changes(folder / JOURNAL_FILE):
         events = read_journal(folder)
@@ -287,11 +286,23 @@ def _recover(host: ServiceHost, on_event: Callable[[Event], None] | None) -> Out
     folder = host.paths.transaction
     if not unfinished(folder):
         return None
+    seen = len(read_journal(folder))
+    if on_event is not None:
+        on_event(Event("recover", "begin", _interrupted(folder)))
     _spawn(folder, recover=True)
-    for event in follow(folder):
+    for event in follow(folder, seen):
         if on_event is not None:
             on_event(event)
     return result(folder)
+
+
+def _interrupted(folder: Path) -> str:
+    """What is done before anything that was asked for."""
+    try:
+        request = read_request(folder)
+    except ToolkitError:
+        return "first an interrupted change is finished or reversed"
+    return f"first the interrupted {request.kind} of {request.who} is finished or reversed"
 
 
 def _revive_timer(host: ServiceHost) -> None:
