@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from toolkit.acceptance.report import Report
+from toolkit.cli.drift import _show as show_drifts
 from toolkit.cli.history import show_entries, show_table
 from toolkit.cli.progress import Lines, finish, show_report
 from toolkit.cli.service import _show_lock
@@ -140,3 +141,15 @@ def test_a_lock_whose_holder_is_gone_is_told_so(
     shown = capsys.readouterr().out
     assert (words or ": swap (token abc)") in shown
     assert ("is gone" in shown) is gone
+
+
+def test_brackets_and_colons_of_a_next_step_are_text(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else `[debug]` is taken for a colour and left out, and `[/x]` for the end of one that never began."""
+    monkeypatch.setenv("COLUMNS", "200")
+    fix = "ddtoolkit deploy profile llm --set 'engine.extra_args=[debug]' --set 'description=[/x] :on:'"
+    show_drifts("llm", [{"kind": "config", "subject": "description", "found": "[b] is deployed", "fix": fix}])
+    shown = capsys.readouterr().out
+    assert fix in shown
+    assert "[b] is deployed" in shown

@@ -65,6 +65,28 @@ def test_a_drift_is_told_from_what_was_deployed_and_its_next_step_keeps_that(wid
     assert "no profile 'local' with --overlay wider.yaml" in wider.run("drift", "local").stderr
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (Given("local.yaml", ("gone.yaml",)), "(gone.yaml: cannot be read: "),
+        (Given("local.yaml", ("gone",)), "(no overlay 'gone', and no file of that name)"),
+        (Given("local.yaml", sets=("speculative.gone=3",)), "(--set: speculative.gone: "),
+        (Given(f"{'x' * 5000}.yaml"), "no profile 'local' is found here"),
+        (Given("a\0b.yaml", ("a\0b",)), "no profile 'local' with --overlay"),
+        (Given("/dev/zero", ("/dev/zero",)), "no profile 'local' with --overlay /dev/zero is found here"),
+    ],
+    ids=["overlay", "name of an overlay", "key", "long", "null byte", "device"],
+)
+def test_what_a_record_names_and_is_not_here_is_told_with_why(wider: Site, given: Given, told: str) -> None:
+    """Overlays move, keys are renamed, and a record may be damaged."""
+    _, release = current(wider)
+    release.record(release.profile, swapped=(), sources={}, given=given)
+    shown = wider.run("drift", "local")
+    assert shown.returncode == 7, shown.stderr
+    assert told in shown.stderr
+    assert shown.stderr.endswith(": comparing with what was deployed alone\n"), shown.stderr
+
+
 def test_a_release_that_hands_changed_is_mended_with_what_it_was_deployed_with(wider: Site) -> None:
     _, release = current(wider)
     path = release.path / "profile.json"
@@ -124,6 +146,9 @@ def test_what_is_lost_is_told_where_it_shows() -> None:
     # A file that a name finds is the same overlay; another value of a key is a choice.
     now = Given("", ("profiles/overlays/ep8.yaml", "mine"), ("a.b=3",))
     assert before.lost(now, ["a.b", "c.d"]) == ("--set c=2",)
+    dotted = Given("", ("ep8.v2",))
+    assert dotted.lost(Given("", ("ep8.v3",)), ["c"]) == ("--overlay ep8.v2",)
+    assert dotted.lost(Given("", ("profiles/overlays/ep8.v2.yml",)), ["c"]) == ()
     reference = Given(sets=("service.api_key.env=KEY",))
     assert reference.lost(Given(), ["service.api_key"]) == ("--set service.api_key.env=KEY",)
     assert reference.lost(Given(), ["service.api_key_file"]) == ()

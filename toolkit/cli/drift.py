@@ -129,10 +129,23 @@ def _is_of(file: str, name: str) -> bool:
         return Path(file).is_file() and load_profile(file).profile.name == name
     except ConfigError:
         return True  # what is wrong with it is told by whoever loads it
+    except OSError:
+        return False  # a name that no file can have: the record was damaged
+
+
+def _loads(file: str) -> bool:
+    """Whether a profile is well by itself, so that what is laid on it is what is wrong."""
+    from toolkit.profile.loading import load_profile
+
+    try:
+        load_profile(file)
+    except ConfigError:
+        return False
+    return True
 
 
 def _profile(name: str, overlays: Overlays, sets: Sets, deploy: Given | None) -> ResolvedProfile | None:
-    """The profile of today; None, said, where one of its files is gone.
+    """The profile of today; None, said, where one of its files is gone, or no `--set` of the deploy fits it.
 
     Args:
         name: the service.
@@ -153,8 +166,9 @@ def _profile(name: str, overlays: Overlays, sets: Sets, deploy: Given | None) ->
     except ConfigError as error:
         if asked or any(problem.line is not None for problem in error.problems):
             raise
+        why = error.message.replace("\n", "; ") if words and _loads(file) else ""
         found = f"no profile {name!r}{f' with {words}' if words else ''} is found here"
-        say(f"{found}: comparing with what was deployed alone")
+        say(f"{found}{f' ({why})' if why else ''}: comparing with what was deployed alone")
         return None
     if words:
         say(f"{name}: the profile with {words}, as its release was deployed")

@@ -29,7 +29,8 @@ def console(*, stderr: bool = True) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     # Off a terminal nothing limits the width, and a wrapped id cannot be copied.
     width = None if stream.isatty() or "COLUMNS" in os.environ else 200
-    return Console(stderr=stderr, highlight=False, width=width)
+    # What is printed came from a profile, a host or a command line: `[x]` and `:x:` in it are text.
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False, width=width)
 
 
 def say(message: str = "") -> None:

@@ -48,8 +48,8 @@ class Given:
         """
         if not changed:
             return ()
-        laid = {Path(overlay).stem for overlay in other.overlays}
-        overlays = [item for item in self.overlays if Path(item).stem not in laid]
+        laid = set(map(_name, other.overlays))
+        overlays = [item for item in self.overlays if _name(item) not in laid]
         asked = {_key(item) for item in other.sets}
         sets = [item for item in self.sets if _key(item) not in asked and _shows(_key(item), changed)]
         return tuple(shlex.join(("--overlay", item)) for item in overlays) + tuple(
@@ -81,6 +81,12 @@ class Given:
         """What a command was given."""
         profile = name_or_path if is_path(name_or_path) else ""
         return cls(profile, tuple(map(str, overlays)), tuple(sets))
+
+
+def _name(overlay: str) -> str:
+    """The name that finds an overlay, whether it or the file is given; it may hold dots."""
+    path = Path(overlay)
+    return path.stem if is_path(path.name) else path.name
 
 
 def _key(assignment: str) -> str:
