@@ -1,5 +1,11 @@
 """Attention of a verification beside plain softmax attention; interpreted here, run by tests/gpu there."""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -130,3 +136,26 @@ def test_tiles_fit_the_shared_memory(rows, key_dim, value_dim, item, shared, exp
 def test_heads_that_fit_nowhere_are_refused():
     with pytest.raises(ValueError, match="keys of 4096 and values of 4096 do not fit 101376 bytes"):
         _tile(16, 4096, 4096, 4, 99 << 10)
+
+
+def test_kernels_compile_for_gpus_and_fit_them(tmp_path):
+    """The interpreter takes what a compiler does not, and has all the memory that there is."""
+    kept = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    shown = subprocess.run(
+        [sys.executable, "-W", "ignore", Path(__file__).with_name("compiled_attention.py")], check=False,
+        env=kept | {"TRITON_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True, timeout=170,
+    )  # fmt: skip
+    assert shown.returncode == 0, shown.stderr[-3000:]
+    cases = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert len(cases) == 7
+    for case in cases:
+        assert 0 <= case["shared"] <= case["limit"], case
+
+
+def test_no_rows_are_nothing_to_do_and_no_requests_are_refused():
+    query, key, value, prefix, _, _ = batch(4, 2, 32, 32, 6, Sees.ALL)
+    none = query[:0]
+    tree_attention(none, key[:0], value[:0], none.clone(), prefix, 0.2, Sees.ALL)
+    nobody = Prefix(prefix.keys, prefix.values, prefix.starts[:1], prefix.rows)
+    with pytest.raises(ValueError, match="24 rows of 4 heads do not fit 0 requests"):
+        tree_attention(query, key, value, query.clone(), nobody, 0.2, Sees.ALL)

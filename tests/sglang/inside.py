@@ -131,6 +131,30 @@ def captured(width, mask):
     return None
 
 
+def without_memory():
+    """Whether a worker that has no memory for the recording of a step's end goes on without it."""
+    from toolkit.ddtree.sglang.options import TreeOptions
+    from toolkit.ddtree.sglang.worker import DDTreeWorker
+
+    def drafter():
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    graphs = SimpleNamespace(
+        capture_bs=[1, 2],
+        backend=SimpleNamespace(_outputs={1: SimpleNamespace(hidden_states=torch.zeros(34, 8))}),
+        _capture_graph_size=lambda bs, num_tokens: bs,
+        _make_graph_key=lambda size: 1,
+    )
+    runner = SimpleNamespace(decode_cuda_graph_runner=graphs)
+    worker = DDTreeWorker.__new__(DDTreeWorker)
+    vars(worker).update(
+        _target_worker=SimpleNamespace(model_runner=runner), model_runner=runner, draft_model_runner=runner,
+        _options=TreeOptions(16, 8), block_size=8, device="cpu", _tails=None, _drafter=drafter,
+    )  # fmt: skip
+    worker._record_tails()
+    return worker._tails is None
+
+
 def twin_error():
     """The greatest difference between SGLang's extend attention and the twin that stands in for it."""
     torch.manual_seed(0)
@@ -249,12 +273,15 @@ def attended():
         rows_seen = ~outs[0].isnan()  # a random mask leaves rows that see nothing
         told[str(masked)] = float((outs[0] - outs[1])[rows_seen].abs().max())
         told[f"{masked} rows"] = float(rows_seen.float().mean())
-    refused = attention.verify(
-        query.view(-1, heads, size), key, value, query.view(-1, heads, size).clone(),
-        *[own.token_to_kv_pool.get_key_buffer(0)] * 2, None, torch.tensor([0, 5, 5, 36]),
-        torch.arange(36), None, True, None, rows, 1.0, 1.0, 0.2, logit_cap=30.0, max_bs=6,
-    )  # fmt: skip
-    return told | {"refuses a cap": not refused}
+    own_rows = query.view(-1, heads, size)
+    for name, part, cap in (("a cap", key, 30.0), ("rows out of the cache", key.to(torch.float8_e5m2), 0.0)):
+        taken = attention.verify(
+            own_rows, part, value, own_rows.clone(), *[own.token_to_kv_pool.get_key_buffer(0)] * 2, None,
+            torch.tensor([0, 5, 5, 36]), torch.arange(36), None, True, None, rows, 1.0, 1.0, 0.2,
+            logit_cap=cap, max_bs=6,
+        )  # fmt: skip
+        told[f"refuses {name}"] = not taken
+    return told
 
 
 REAL_KERNEL = on_cpu.REAL_KERNEL
@@ -266,6 +293,7 @@ if __name__ == "__main__":
     told = {"before": resolve([*told_argv[0][: told_argv[0].index("--speculative-draft-model-path")]])}
     told |= {"cases": [resolve(argv) for argv in told_argv]}
     told["simulated"] = resolve_with({"SGLANG_SIMULATE_ACC_LEN": "3"}, told_argv[0])
+    told["without memory"] = without_memory()
     told["captured"] = [captured(17, "mask"), captured(8, "mask"), captured(17, None)]
     told |= {"hooks": hook_facts(), "twin_error": twin_error()}
     print(json.dumps(told | {"planned": planned(), "attended": attended()}))

@@ -152,6 +152,22 @@ def test_a_recorded_tail_reads_what_then_lies_in_its_tensors(grown, placed):
     assert torch.equal(first[0].tokens, first[1])  # what a step told stays as it is
 
 
+def test_a_walk_stays_in_its_requests_rows_whatever_a_tree_says_of_its_size(grown, placed):
+    """What is recorded runs over trees of a graph that was captured and never ran: they hold anything."""
+    trees, lengths, _, _, rows = placed
+    tokens, parents = trees.tokens.clone(), trees.parents.clone()
+    tokens[0, 1:], tokens[1], parents[1] = -5, 7, 0  # the next request's rows would match
+    targets = torch.full_like(tokens, 7)
+    counts = torch.full_like(trees.counts, 1 << 30)
+    commit = walk_trees(
+        replace(trees, tokens=tokens, parents=parents, counts=counts), targets, rows.slots, lengths, SLOTS + 1
+    )
+    first = torch.arange(len(LIMITS)).unsqueeze(1) * (BUDGET + 1)
+    assert ((commit.rows >= first) & (commit.rows < first + BUDGET + 1)).all()
+    assert torch.isin(commit.sources, rows.slots).all()
+    assert commit.lengths[0] == 1
+
+
 def test_rows_of_a_tail_begin_where_nobodys_rows_are():
     """What is recorded also runs while it is recorded: it may write to no request's rows."""
     tails = Tails(lambda *_: None, 3, BUDGET + 1, SLOTS + 1, "cpu", record=lambda function: function)

@@ -140,6 +140,11 @@ def test_a_graph_of_another_width_or_without_a_mask_is_refused(told):
     assert unmasked == "verification was captured without a tree mask"
 
 
+def test_without_memory_for_a_steps_end_it_serves_all_the_same(told):
+    """Recording it saves time; SGLang has taken what it wanted of the device before."""
+    assert told["without memory"]
+
+
 def test_the_attention_twin_is_sglangs(told):
     assert told["twin_error"] < 2e-6
 
@@ -158,3 +163,4 @@ def test_its_own_attention_is_what_the_backend_computes(told):
     assert found["False"] < 1e-5
     assert found["True rows"] > 0.9
     assert found["refuses a cap"]
+    assert found["refuses rows out of the cache"]

@@ -96,12 +96,14 @@ def tree_attention(
     requests = prefix.starts.shape[0] - 1
     rows, heads, key_dim = query.shape
     kv_heads, value_dim = key.shape[1], value.shape[2]
-    if rows % requests or heads % kv_heads:
+    if requests < 1 or rows % requests or heads % kv_heads:
         raise ValueError(
             f"{rows} rows of {heads} heads do not fit {requests} requests and {kv_heads} K/V heads"
         )
     if sees is Sees.MASKED and mask is None:
         raise ValueError("the tree is masked, and there is no mask")
+    if not rows:
+        return
     width, group = rows // requests, heads // kv_heads
     tile = _INTERPRETED
     if query.is_cuda:
@@ -176,8 +178,10 @@ def _tile(rows: int, key_dim: int, value_dim: int, item: int, shared: int) -> _T
     query = sum(_halves(key_dim)) * item
     own = max(16, min(32 if wide or item > 2 else 64, triton.next_power_of_2(rows)))
     for columns, stages in ((32, 2), (32, 1), (16, 1)) if wide or item > 2 else ((64, 2), (32, 2), (32, 1)):
+        # Three passes of TF32 hold more than one of half the precision: twice a tile, and up to an eighth.
+        held, room = (max(stages, 2), shared * 8 // 9) if item > 2 else (stages, shared)
         for most in (own, 16):
-            if columns * stages * row + most * query <= shared:
+            if columns * held * row + most * query <= room:
                 return _Tile(most, columns, 8 if wide else 4, stages)
     raise ValueError(
         f"keys of {key_dim} and values of {value_dim} do not fit {shared} bytes of shared memory"
@@ -358,7 +362,8 @@ def _merge_kernel(
     """Merge the splits of ROWS rows, heads counted as rows."""
     o_row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     o_value = tl.arange(0, VALUE_PAD)
-    is_row = o_row < rows.to(tl.int64) * heads
+    rows = tl.cast(rows, tl.int64)  # a single row is a constant, which has no method
+    is_row = o_row < rows * heads
     o_token = o_row // heads
     o_request = o_token // width
     b_start = tl.load(p_start + o_request, mask=is_row, other=0)
@@ -370,7 +375,7 @@ def _merge_kernel(
     b_out = tl.zeros([ROWS, VALUE_PAD], tl.float32)
     for i_split in range(SPLITS):
         is_there = is_row & ((i_split * b_chunk < b_length) | (i_split == SPLITS - 1))
-        o_place = i_split * rows.to(tl.int64) * heads + o_row
+        o_place = i_split * rows * heads + o_row
         b_log = tl.load(p_log + o_place, mask=is_there, other=float("-inf"))
         b_next = tl.maximum(b_peak, b_log)
         b_shift = tl.where(b_next == float("-inf"), 0.0, b_next)

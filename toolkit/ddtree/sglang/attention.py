@@ -66,6 +66,7 @@ def verify(
         any(others.get(name) not in neutral for name, neutral in _NEUTRAL.items())
         or cached_keys.dim() != 3
         or query.shape[0] != requests * max_len_extend
+        or any(part.dtype != query.dtype for part in (key, value, out))
         or any(cached.dtype not in (query.dtype, *_FLOAT8) for cached in (cached_keys, cached_values))
         or any(part.stride(-1) != 1 for part in (query, key, value, out, cached_keys, cached_values))
         or not fits(query, key.shape[2], value.shape[2])

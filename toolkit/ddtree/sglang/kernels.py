@@ -197,7 +197,8 @@ def _walk_kernel(
     o_node = tl.arange(0, WIDTH_PAD)
     o_depth = tl.arange(0, DEPTHS_PAD)
     count = tl.load(p_count + i_request)
-    is_node = (o_node > 0) & (o_node <= count)
+    # What a graph that was captured and never ran leaves as a count may be anything.
+    is_node = (o_node > 0) & (o_node <= count) & (o_node < width)
     b_token = tl.load(p_token + i_first + o_node, mask=is_node, other=-1)
     b_parent = tl.load(p_parent + i_first + o_node, mask=is_node, other=-1)
     b_target = tl.load(p_target + i_first + o_node, mask=o_node < width, other=-1)

@@ -122,11 +122,13 @@ class _Recorder:
 
     def __init__(self) -> None:
         self._pool: Any = None
+        self._stream: Any = None
 
     def __call__(self, function: Callable[[], None]) -> Callable[[], Any]:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream = self._stream  # one for all: cuBLAS keeps a workspace of tens of MB for each stream
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):  # compiles kernels, and makes workspaces outside of the graph

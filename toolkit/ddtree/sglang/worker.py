@@ -131,6 +131,13 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
         draft = self.draft_model_runner.decode_cuda_graph_runner
         if target is None or draft is None:
             return
+        try:
+            self._tails = self._recorded(target, draft)
+        except torch.OutOfMemoryError:  # they save time, and are no reason not to serve
+            log.warning("no memory is left to record how steps end: they end eagerly")
+
+    def _recorded(self, target: Any, draft: Any) -> Tails | None:
+        """Tails of the target's and the drafter's graphs; None, said, where a graph keeps no output."""
         width, most = self._options.width, min(max(target.capture_bs), max(draft.capture_bs))
         tails = Tails(self._keep, most, width, self.block_size, self.device)
         with torch.inference_mode():
@@ -141,12 +148,12 @@ class DDTreeWorker(DFlashWorkerV2):  # type: ignore[misc]
                 hidden = _captured_hidden(target, verified, width)
                 if hidden is None:
                     log.warning("the graph of %d requests keeps no output: steps end eagerly", verified)
-                    return
+                    return None
                 trees = self._drafter().replayed(drafted, requests).trees
                 tails.add(Verified(trees, hidden[: requests * width]))
         if self._fused_kv_helper is not None:
             tails.hold(self._fused_kv_helper)
-        self._tails = tails
+        return tails
 
     def _maybe_build_draft_sampler(self) -> TreeDrafter:
         """What the drafter's graph ends with."""
