@@ -148,6 +148,7 @@ AGENT = "/opt/ddtoolkit/bin/ddtoolkit-agent"
 GOOD = "committed"
 EXAMINED = 180.0  # seconds, far above all that the doctor waits for
 BEAT = 5.0  # seconds, as toolkit.remote.protocol has it
+PLANNED = ("profile", "sources", "secrets", "given", "service", "who")  # options that a plan depends on
 
 
 class AgentError(Exception):
@@ -231,7 +232,7 @@ class Agent:
 
 def deploy(agent: Agent, given: dict[str, Any], *, check: bool) -> dict[str, Any]:
     """Plan, then deploy what is planned."""
-    wanted = {name: given[name] for name in ("profile", "sources", "secrets", "given", "service", "who")}
+    wanted = {name: given[name] for name in PLANNED}
     planned = agent.ask("plan", wanted)
     plan = planned["plan"]
     changes = [f"{item['key']}: {item['old']} -> {item['new']}" for item in plan["changes"]]
@@ -247,7 +248,7 @@ def preflight(given: dict[str, Any], command: list[str], environment: dict[str, 
     if not Path(command[0]).exists():
         return examined(given, actions=["provision"], refuse=True)
     agent = Agent(command, environment)
-    wanted = {name: given[name] for name in ("profile", "sources", "secrets", "service", "who", "ignored")}
+    wanted = {name: given[name] for name in (*PLANNED, "ignored")}
     plan = agent.ask("plan", wanted)["plan"]
     if plan["empty"]:
         agent.close()

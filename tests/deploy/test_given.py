@@ -7,14 +7,17 @@ import subprocess
 from dataclasses import replace
 
 import pytest
+import yaml
 
 from tests.deploy.conftest import PROGRAM, Site
-from toolkit.errors import ToolkitError
+from toolkit.cli.plans import confirm_undone
+from toolkit.errors import ConfigError, ToolkitError
 from toolkit.profile.given import Given
 from toolkit.profile.loading import load_profile
 from toolkit.release.host import ServiceHost
 from toolkit.release.locate import layout_of
 from toolkit.release.store import Release
+from toolkit.resources import bundled
 
 RATE = "host.download_rate"
 WIDER = ("--overlay", "wider.yaml", "--set", f"{RATE}=9MB")
@@ -152,6 +155,29 @@ def test_what_is_lost_is_told_where_it_shows() -> None:
     reference = Given(sets=("service.api_key.env=KEY",))
     assert reference.lost(Given(), ["service.api_key"]) == ("--set service.api_key.env=KEY",)
     assert reference.lost(Given(), ["service.api_key_file"]) == ()
+
+
+def test_overlays_that_a_deploy_lacks_are_named_in_their_order() -> None:
+    """They are merged in it, and the next step is pasted."""
+    lost = {"a": ("--overlay wide", "--overlay fast", "--set c=1"), "b": ("--overlay wide", "--set d=2")}
+    with pytest.raises(ConfigError) as told:
+        confirm_undone({}, lost, yes=False)
+    assert told.value.hint is not None
+    assert told.value.hint.startswith("add --overlay wide --overlay fast --set c=1 --set d=2 to keep it")
+
+
+def test_playbooks_plan_before_a_deploy_what_the_deploy_is_asked_for() -> None:
+    """Else the look at a host finds work, and asks the doctor, where the deploy has none."""
+    tasks = [
+        next(task["ddtoolkit"] for task in play["tasks"] if "ddtoolkit" in task)
+        for name in ("preflight", "install")
+        for play in yaml.safe_load((bundled("playbooks") / f"{name}.yml").read_text())
+        if "tasks" in play
+    ]
+    keys = ("service", "profile", "sources", "given", "secrets", "ignored", "who")
+    first, second = ({key: task.get(key) for key in keys} for task in tasks)
+    assert first == second
+    assert None not in first.values()
 
 
 def test_words_that_a_shell_would_split_are_quoted() -> None:

@@ -85,7 +85,7 @@ def confirm_undone(
         ConfigError: there is nobody to ask.
         Exit: the answer is no.
     """
-    options = sorted({option for options in lost.values() for option in options})
+    options = list(dict.fromkeys(option for options in lost.values() for option in options))
     swapped = any(undone.values())
     if yes or not (swapped or options):
         return
