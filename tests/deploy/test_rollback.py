@@ -73,6 +73,21 @@ def test_without_its_history_the_report_tells_why_it_was_refused(staged: Site) -
     said = r"its acceptance of 2026-11-30T04:12:00\+00:00 refused it: lossless: position 3; too slow"
     with pytest.raises(ConfigError, match=said):
         rollback_target(host, current, refused.id)
+    (refused.path / "acceptance.refused.json").write_text("[")
+    with pytest.raises(ConfigError, match="an unknown time refused it: its report gives no reason"):
+        rollback_target(host, current, refused.id)
+
+
+def test_a_damaged_report_is_shown_as_far_as_it_goes(staged: Site) -> None:
+    current = host_of(staged).store.current()
+    assert current is not None
+    report = {"verdict": "accepted", "acceptance_length": [1], "tokens_per_second": "x"}
+    for value in (report, report | {"acceptance_length": {"tree": {"value": None}, "chain": {"value": 2.5}}}):
+        checks = [{"name": ["x"], "status": "not_judged"}, 5]
+        (current.path / "acceptance.json").write_bytes(json_bytes(value | {"checks": checks}))
+        shown = staged.run("status")
+        assert shown.returncode == 0, shown.stderr
+    assert "accepted, None, acceptance length 2.50 (chain), not judged: ['x']" in shown.stdout
 
 
 def test_what_was_accepted_once_is_no_refused_release(staged: Site) -> None:

@@ -105,6 +105,19 @@ def test_a_damaged_claim_is_one_that_has_just_begun(layout, place, since):
             claim(layout, "stub", "deploy").__enter__()
 
 
+@pytest.mark.parametrize("since", [1e300, -1e18])
+def test_a_claim_of_a_time_that_is_none_is_shown(layout, place, since):
+    command = "deploy profile stub"
+    holder = {"token": "t", "who": "w", "command": command, "since": since, "process": None, "host": "h"}
+    place.write_text(json.dumps({"holder": holder, "root": str(layout.root)}))
+    with place.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        (shown,) = observed(None)
+    told = dict(describe_status(shown))
+    assert told["state"].startswith("deploying since an unknown time (")
+    assert told["under way"].startswith("first deploy by w since an unknown time (")
+
+
 def test_a_claim_whose_file_cannot_be_removed_ends_all_the_same(layout, place):
     with claim(layout, "stub", "deploy"):
         place.unlink()

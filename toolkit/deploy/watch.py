@@ -109,7 +109,10 @@ def _state(item: dict[str, Any]) -> str:
 
 
 def _clock(when: float) -> str:
-    return datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    try:
+        return datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    except (OverflowError, ValueError, OSError):
+        return "an unknown time"  # the file was damaged
 
 
 def _config(config: dict[str, Any]) -> str:

@@ -124,8 +124,9 @@ class Release:
 
     @property
     def refused(self) -> dict[str, Any] | None:
-        """The report by which it was refused the last time; None where it never was."""
-        return self._report(REFUSED_FILE)
+        """The report by which it was refused the last time, empty if damaged; None where it never was."""
+        report = self._report(REFUSED_FILE)
+        return {} if report is None and (self.path / REFUSED_FILE).exists() else report
 
     def record(
         self,

@@ -233,15 +233,28 @@ def _config(release: Release) -> dict[str, Any]:
 def _judgement(report: dict[str, Any] | None) -> dict[str, Any] | None:
     if report is None:
         return None
-    keys = ("verdict", "started", "acceptance_length", "tokens_per_second")
-    shown = {key: report[key] for key in keys if key in report}
+    shown: dict[str, Any] = {key: report[key] for key in ("verdict", "started") if key in report}
+    lengths = report.get("acceptance_length")
+    if isinstance(lengths, dict):
+        shown["acceptance_length"] = {
+            name: item
+            for name, item in lengths.items()
+            if isinstance(item, dict) and _is_number(item.get("value"))
+        }
+    if _is_number(report.get("tokens_per_second")):
+        shown["tokens_per_second"] = report["tokens_per_second"]
     checks = report.get("checks")
     listed = [check for check in checks if isinstance(check, dict)] if isinstance(checks, list) else []
-    if unjudged := [check.get("name") for check in listed if check.get("status") == "not_judged"]:
+    if unjudged := [str(check.get("name")) for check in listed if check.get("status") == "not_judged"]:
         shown["not_judged"] = unjudged
     if report.get("mode") == "experiment":
         shown |= {"mode": "experiment", "not_counted": list(uncounted(report))}
     return shown
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a figure of a report is one; the file may be damaged."""
+    return isinstance(value, int | float)
 
 
 def _lock(host: ServiceHost) -> dict[str, Any] | None:
