@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import socket
 import time
 from dataclasses import replace
@@ -367,3 +368,4 @@ def test_the_history_has_the_command_of_an_experiment() -> None:
     said = "swap --set a.b=1 --experiment --for 7200s --new-baseline"
     assert swap_command(["a.b=1"], trying) == said
     assert swap_command(["a.b=1"], Judging()) == "swap --set a.b=1"
+    assert shlex.split(swap_command(["a.b=a b's"], Judging())) == ["swap", "--set", "a.b=a b's"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 
 from toolkit.deploy.bases import ground_of
@@ -87,12 +88,12 @@ def swap(
 
 def swap_command(sets: Sequence[str], judging: Judging) -> str:
     """The command as the history has it."""
-    words = [f"--set {item}" for item in sets]
+    words = ["swap", *(word for item in sets for word in ("--set", item))]
     if judging.experiment_seconds is not None:
-        words.append(f"--experiment --for {judging.experiment_seconds:.10g}s")
+        words += ["--experiment", "--for", f"{judging.experiment_seconds:.10g}s"]
     if judging.new_baseline:
         words.append("--new-baseline")
-    return " ".join(["swap", *words])
+    return shlex.join(words)
 
 
 def swap_changes(
