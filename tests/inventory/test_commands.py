@@ -44,6 +44,7 @@ ABOUT = "-i site.yaml --limit ct200"
             "ddtoolkit deploy profile kimi.yaml --overlay ep8",
             f"ddtoolkit deploy profile {ABOUT} kimi.yaml --overlay ep8",
         ),
+        ("ddtoolkit deploy profile kimi/k2.yaml", f"ddtoolkit deploy profile {ABOUT} kimi/k2.yaml"),
         (
             "ddtoolkit uninstall NAME --purge -i INVENTORY --limit ct200 takes it back",
             f"ddtoolkit uninstall kimi --purge {ABOUT} takes it back",

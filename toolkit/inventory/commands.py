@@ -69,7 +69,7 @@ def _with_options(words: str, rest: str, host: Host) -> str:
     if about in rest:
         return words + rest
     names = "|".join(map(re.escape, ("NAME", *host.profiles)))
-    service = re.match(rf" (?:{names})(?![\w-]|\.\w)", rest)  # not the start of a file's name
+    service = re.match(rf" (?:{names})(?![\w/-]|\.\w)", rest)  # not the start of a file's name
     at = 0 if service is None else service.end()
     return f"{words}{rest[:at]} {about}{rest[at:]}"
 
