@@ -157,6 +157,14 @@ def test_what_is_lost_is_told_where_it_shows() -> None:
     assert reference.lost(Given(), ["service.api_key_file"]) == ()
 
 
+def test_an_overlay_by_name_and_by_file_is_the_same() -> None:
+    """Else two people who give it each in a way of their own would find work at every look."""
+    before = Given("", ("a/ep8.yaml", "b"), ("b=1", "c=2"))
+    assert Given("x.yaml", ("ep8", "b.yml"), ("c=2", "b=1")).lays_the_same(before)
+    for other in (Given("", ("b", "ep8"), before.sets), Given("", ("ep8", "b"), ("b=1",)), Given()):
+        assert not other.lays_the_same(before)
+
+
 def test_overlays_that_a_deploy_lacks_are_named_in_their_order() -> None:
     """They are merged in it, and the next step is pasted."""
     lost = {"a": ("--overlay wide", "--overlay fast", "--set c=1"), "b": ("--overlay wide", "--set d=2")}

@@ -271,7 +271,7 @@ def _lost(release: CurrentRelease, desired: Desired, changes: Sequence[Change]) 
 def _given_anew(desired: Desired, observed: Observed) -> str:
     """Why what the deploy was given goes on record, although no value differs; "" where it is there."""
     release = observed.release
-    if release is None or observed.trial or desired.given.options == release.given.options:
+    if release is None or observed.trial or desired.given.lays_the_same(release.given):
         return ""
     options = shlex.join(desired.given.options)
     return f"deployed with {options}" if options else "deployed without overlay and --set"

@@ -39,6 +39,11 @@ class Given:
         """The same without the program, not quoted."""
         return ["deploy", "profile", self.profile or service, *self.options]
 
+    def lays_the_same(self, other: Given) -> bool:
+        """Whether both lay the same on a profile; an overlay is the same by name and by file."""
+        ours, theirs = ([_name(item) for item in given.overlays] for given in (self, other))
+        return ours == theirs and sorted(self.sets) == sorted(other.sets)
+
     def lost(self, other: Given, changed: Collection[str]) -> tuple[str, ...]:
         """Options of this that another one lacks, such as `--overlay ep8`, where that shows in its values.
 
