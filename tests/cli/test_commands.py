@@ -286,7 +286,7 @@ def test_an_engine_that_is_not_driven_here_is_refused_with_a_way_out(ddtoolkit: 
     sets = ("service.manager=systemd", "host.user=ddtree", "host.root=null")
     shown = ddtoolkit("plan", "local-cpu", *(part for item in sets for part in ("--set", item)))
     assert shown.returncode == 2
-    assert "service.manager: process" in shown.stderr
+    assert "--set service.manager=process --set host.user=null serves from this machine" in shown.stderr
 
 
 @pytest.mark.skipif(Path("/run/systemd/system").is_dir(), reason="systemd runs this machine")

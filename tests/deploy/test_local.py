@@ -59,14 +59,14 @@ def test_what_the_server_does_not_depend_on_is_put_on_record_without_a_restart(s
 
 def test_what_a_swap_saved_goes_on_record_with_the_deploy_that_is_given_it(site: Site) -> None:
     before = site.status
-    assert site.run("swap", "--set", "host.download_rate=7MB", "--save", "saved.yaml").returncode == 0
+    assert site.run("swap", "--set", "host.download_rate=7MB", "--save", "rate.yaml").returncode == 0
     assert site.status["config"]["swapped"] == ["host.download_rate"]
-    shown = site.run("deploy", "profile", "local.yaml", "-f", "saved.yaml")
+    shown = site.run("deploy", "profile", "local.yaml", "-f", "rate.yaml")
     assert shown.returncode == 0, shown.stderr
     assert "record: committed: what the deploy was given is on record; nothing was restarted" in shown.stderr
     assert site.status["config"]["swapped"] == []
     assert not [item for item in site.json("drift", "local") if item["kind"] == "config"]
-    assert "nothing to do" in site.run("deploy", "profile", "local.yaml", "-f", "saved.yaml").stderr
+    assert "nothing to do" in site.run("deploy", "profile", "local.yaml", "-f", "rate.yaml").stderr
     # To name a swapped key is to mean its value, and sets nothing back unasked.
     assert site.run("swap", "--set", "host.download_rate=6MB").returncode == 0
     named = site.json("plan", "local.yaml", "--set", "host.download_rate=5MB")
@@ -289,7 +289,7 @@ def test_logs_and_history_are_readable(site: Site) -> None:
         assert following.stdout is not None
         assert [list(json.loads(following.stdout.readline())) for _ in range(2)] == [["line"], ["line"]]
         following.send_signal(signal.SIGINT)
-    shown = site.run("history")
+    shown = site.run("history", "-n", "50")
     assert "rolled back" in shown.stdout
     assert "why: acceptance refused it: acceptance_length: " in shown.stdout
     assert shown.stderr == ""
