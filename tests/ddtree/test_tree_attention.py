@@ -9,90 +9,42 @@ from pathlib import Path
 import pytest
 import torch
 
-from toolkit.ddtree.kernels.tree_attention import Mask, Prefix, Sees, _tile, tree_attention
+from tests.ddtree.attention_cases import Batch
+from toolkit.ddtree.kernels.tree_attention import Prefix, Sees, _tile, tree_attention
 from toolkit.ddtree.kernels.verify_plan import plan_verification
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="interpreted here, run by tests/gpu there")
 
 LENGTHS = [0, 1, 130, 67]
-CACHED = 400
 
 
-def batch(heads, kv_heads, key_dim, value_dim, width, sees, cached_dtype=torch.float32):
-    generator = torch.Generator().manual_seed(width)
-    requests = len(LENGTHS)
-
-    def drawn(*shape):
-        return torch.randn(*shape, generator=generator)
-
-    query, key = drawn(requests * width, heads, key_dim), drawn(requests * width, kv_heads, key_dim)
-    value = drawn(requests * width, kv_heads, value_dim)
-    prefix = Prefix(
-        drawn(CACHED, kv_heads, key_dim).to(cached_dtype),
-        drawn(CACHED, kv_heads, value_dim).to(cached_dtype),
-        torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0)], dtype=torch.int32),
-        torch.randperm(CACHED, generator=generator)[: sum(LENGTHS)],
-        key_scale=0.5, value_scale=2.0,
-    )  # fmt: skip
-    seen = torch.ones(requests, width, width, dtype=torch.bool)
-    mask = None
-    if sees is Sees.EARLIER:
-        seen = seen.tril()
-    if sees is Sees.MASKED:
-        seen = (drawn(requests, width, width) > 0.4) | torch.eye(width, dtype=torch.bool)
-        rows = [
-            torch.cat([torch.zeros(width, n).bool(), own], 1) for n, own in zip(LENGTHS, seen, strict=True)
-        ]
-        starts = torch.tensor([0, *(width * (length + width) for length in LENGTHS)]).cumsum(0)
-        mask = Mask(torch.cat([row.flatten() for row in rows]).to(torch.uint8), starts)
-    return query, key, value, prefix, seen, mask
-
-
-def expected(query, key, value, prefix, seen, scale):
-    width, group = seen.shape[1], query.shape[1] // key.shape[1]
-    outs = []
-    for request, length in enumerate(LENGTHS):
-        rows = prefix.rows[prefix.starts[request] : prefix.starts[request + 1]]
-        own = slice(request * width, (request + 1) * width)
-        keys = torch.cat([prefix.keys[rows].float() * prefix.key_scale, key[own]])
-        values = torch.cat([prefix.values[rows].float() * prefix.value_scale, value[own]])
-        keys, values = (part.repeat_interleave(group, 1).transpose(0, 1) for part in (keys, values))
-        allowed = torch.cat([torch.ones(width, length, dtype=torch.bool), seen[request]], 1)
-        scores = (query[own].transpose(0, 1) @ keys.transpose(1, 2)) * scale
-        outs.append((scores.masked_fill(~allowed, float("-inf")).softmax(-1) @ values).transpose(0, 1))
-    return torch.cat(outs)
+def compare(made, scale, splits, within=1e-5):
+    wanted = made.expected(scale)
+    torch.testing.assert_close(made.attended(scale, splits).double(), wanted, rtol=within, atol=within)
 
 
 @pytest.mark.parametrize("splits", [None, 1, 2, 5])
 @pytest.mark.parametrize("sees", list(Sees), ids=lambda sees: sees.name.lower())
 def test_it_is_softmax_attention_over_prefix_and_tree(sees, splits):
-    query, key, value, prefix, seen, mask = batch(6, 2, 32, 32, 9, sees)
-    out = torch.full_like(query, float("nan"))
-    tree_attention(query, key, value, out, prefix, 0.2, sees, mask, splits)
-    torch.testing.assert_close(out, expected(query, key, value, prefix, seen, 0.2), rtol=1e-5, atol=1e-5)
+    compare(Batch.drawn(LENGTHS, (6, 2, 32, 32, 9), sees), 0.2, splits)
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "key_dim", "value_dim", "width"),
+    "size",
     [(8, 1, 576, 512, 5), (6, 1, 80, 64, 33), (8, 1, 160, 128, 12), (4, 4, 48, 32, 70)],
     ids=["latent", "odd head", "rest of a head", "wider than a tile"],
 )
-def test_heads_of_any_size(heads, kv_heads, key_dim, value_dim, width):
-    query, key, value, prefix, seen, mask = batch(heads, kv_heads, key_dim, value_dim, width, Sees.MASKED)
-    out = query.new_full((len(query), heads, value_dim), float("nan"))
-    tree_attention(query, key, value, out, prefix, 0.1, Sees.MASKED, mask, 2)
-    torch.testing.assert_close(out, expected(query, key, value, prefix, seen, 0.1), rtol=1e-4, atol=1e-4)
+def test_heads_of_any_size(size):
+    compare(Batch.drawn(LENGTHS, size, Sees.MASKED), 0.1, 2, within=1e-4)
 
 
 def test_a_cache_of_eight_bits():
-    query, key, value, prefix, seen, mask = batch(4, 2, 32, 32, 6, Sees.MASKED, torch.float8_e4m3fn)
-    out = torch.empty_like(query)
-    tree_attention(query, key, value, out, prefix, 0.2, Sees.MASKED, mask, 2)
-    torch.testing.assert_close(out, expected(query, key, value, prefix, seen, 0.2), rtol=1e-5, atol=1e-5)
+    compare(Batch.drawn(LENGTHS, (4, 2, 32, 32, 6), Sees.MASKED, cached=torch.float8_e4m3fn), 0.2, 2)
 
 
 def test_rows_that_do_not_fit_are_refused():
-    query, key, value, prefix, _, _ = batch(4, 2, 32, 32, 6, Sees.ALL)
+    made = Batch.drawn(LENGTHS, (4, 2, 32, 32, 6), Sees.ALL)
+    query, key, value, prefix = made.query, made.key, made.value, made.prefix
     with pytest.raises(ValueError, match="23 rows of 4 heads do not fit 4 requests"):
         tree_attention(query[:23], key, value, query[:23].clone(), prefix, 0.2, Sees.ALL)
     with pytest.raises(ValueError, match="there is no mask"):
@@ -153,7 +105,8 @@ def test_kernels_compile_for_gpus_and_fit_them(tmp_path):
 
 
 def test_no_rows_are_nothing_to_do_and_no_requests_are_refused():
-    query, key, value, prefix, _, _ = batch(4, 2, 32, 32, 6, Sees.ALL)
+    made = Batch.drawn(LENGTHS, (4, 2, 32, 32, 6), Sees.ALL)
+    query, key, value, prefix = made.query, made.key, made.value, made.prefix
     none = query[:0]
     tree_attention(none, key[:0], value[:0], none.clone(), prefix, 0.2, Sees.ALL)
     nobody = Prefix(prefix.keys, prefix.values, prefix.starts[:1], prefix.rows)

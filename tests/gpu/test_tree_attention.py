@@ -6,7 +6,8 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip(reason="no CUDA GPU on this machine", allow_module_level=True)
 
-from toolkit.ddtree.kernels.tree_attention import Mask, Prefix, Sees, tree_attention
+from tests.ddtree.attention_cases import Batch
+from toolkit.ddtree.kernels.tree_attention import Sees
 from toolkit.ddtree.kernels.verify_plan import plan_verification
 
 pytestmark = pytest.mark.gpu
@@ -19,63 +20,17 @@ SIZES = {
 }  # fmt: skip
 
 
-def batch(size, dtype, sees, cached_dtype):
-    heads, kv_heads, key_dim, value_dim, width = size
-    generator = torch.Generator("cuda").manual_seed(width)
-    requests, slots = len(LENGTHS), sum(LENGTHS) + 100
-
-    def drawn(*shape):
-        return torch.randn(*shape, device="cuda", generator=generator)
-
-    query = drawn(requests * width, heads, key_dim).to(dtype)
-    key = drawn(requests * width, kv_heads, key_dim).to(dtype)
-    value = drawn(requests * width, kv_heads, value_dim).to(dtype)
-    starts = torch.tensor([0, *LENGTHS], device="cuda").cumsum(0).int()
-    rows = torch.randperm(slots, device="cuda", generator=generator)[: sum(LENGTHS)]
-    keys = drawn(slots, kv_heads, key_dim).to(cached_dtype)
-    prefix = Prefix(keys, drawn(slots, kv_heads, value_dim).to(cached_dtype), starts, rows, 0.5, 2.0)
-    seen = torch.ones(requests, width, width, dtype=torch.bool, device="cuda")
-    mask = None
-    if sees is Sees.EARLIER:
-        seen = seen.tril()
-    if sees is Sees.MASKED:
-        seen = (drawn(requests, width, width) > 0.4) | torch.eye(width, dtype=torch.bool, device="cuda")
-        pairs = zip(LENGTHS, seen, strict=True)
-        cells = [torch.cat([torch.zeros(width, n, device="cuda").bool(), own], 1) for n, own in pairs]
-        places = torch.tensor([0, *(width * (n + width) for n in LENGTHS)], device="cuda").cumsum(0)
-        mask = Mask(torch.cat([cell.flatten() for cell in cells]), places)
-    return query, key, value, prefix, seen, mask
-
-
-def expected(query, key, value, prefix, seen, scale):
-    width, group = seen.shape[1], query.shape[1] // key.shape[1]
-    outs = []
-    for request, length in enumerate(LENGTHS):
-        rows = prefix.rows[prefix.starts[request] : prefix.starts[request + 1]]
-        own = slice(request * width, (request + 1) * width)
-        keys = torch.cat([prefix.keys[rows].double() * prefix.key_scale, key[own].double()])
-        values = torch.cat([prefix.values[rows].double() * prefix.value_scale, value[own].double()])
-        keys, values = (part.repeat_interleave(group, 1).transpose(0, 1) for part in (keys, values))
-        past = torch.ones(width, length, dtype=torch.bool, device="cuda")
-        scores = (query[own].double().transpose(0, 1) @ keys.transpose(1, 2)) * scale
-        scores = scores.masked_fill(~torch.cat([past, seen[request]], 1), float("-inf"))
-        outs.append((scores.softmax(-1) @ values).transpose(0, 1))
-    return torch.cat(outs)
-
-
 @pytest.mark.parametrize("dtype", list(WITHIN), ids=str)
 @pytest.mark.parametrize("size", list(SIZES.values()), ids=list(SIZES))
 def test_it_is_softmax_attention(size, dtype):
     compare(size, dtype, Sees.MASKED)
 
 
-def compare(size, dtype, sees):
-    query, key, value, prefix, seen, mask = batch(size, dtype, sees, dtype)
-    wanted = expected(query, key, value, prefix, seen, 0.1)
-    for splits in (1, 7):
-        out = query.new_full((len(query), size[0], size[3]), float("nan"))
-        tree_attention(query, key, value, out, prefix, 0.1, sees, mask, splits)
-        torch.testing.assert_close(out.double(), wanted, rtol=WITHIN[dtype], atol=WITHIN[dtype])
+def compare(size, dtype, sees, cached=None, splits=(1, 7)):
+    made = Batch.drawn(LENGTHS, size, sees, dtype=dtype, cached=cached, device="cuda")
+    wanted, within = made.expected(0.1), WITHIN[dtype]
+    for count in splits:
+        torch.testing.assert_close(made.attended(0.1, count).double(), wanted, rtol=within, atol=within)
 
 
 @pytest.mark.parametrize("sees", [Sees.ALL, Sees.EARLIER], ids=["a block", "a chain"])
@@ -85,11 +40,7 @@ def test_rows_without_a_mask(sees):
 
 @pytest.mark.parametrize("cached", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
 def test_a_cache_of_eight_bits(cached):
-    query, key, value, prefix, seen, mask = batch(SIZES["7B"], torch.bfloat16, Sees.MASKED, cached)
-    out = torch.empty_like(query)
-    tree_attention(query, key, value, out, prefix, 0.1, Sees.MASKED, mask)
-    wanted = expected(query, key, value, prefix, seen, 0.1)
-    torch.testing.assert_close(out.double(), wanted, rtol=3e-2, atol=3e-2)
+    compare(SIZES["7B"], torch.bfloat16, Sees.MASKED, cached, splits=(None,))
 
 
 def test_the_plan_of_a_verification():
