@@ -38,7 +38,7 @@ ServiceName = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; with --json, change something at all.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; --json changes something only with it.")]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key; may be repeated.")
 ]
