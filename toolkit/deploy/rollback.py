@@ -105,11 +105,11 @@ def rollback_target(
 def _after(host: ServiceHost, current: Release) -> str:
     """The next step to a release that served after the current one, which was rolled back to; "" without."""
     for entry in reversed(history.read(host.paths)):
-        if entry.outcome == "committed" and entry.kind in ("deploy", "swap", "upgrade"):
-            if entry.release in (None, current.id):
-                continue
-            with contextlib.suppress(ConfigError):
-                later = host.store.get(str(entry.release))
+        if entry.outcome != "committed" or entry.kind not in ("deploy", "swap"):
+            continue
+        if entry.release is not None and entry.release != current.id:
+            with contextlib.suppress(ConfigError):  # pruned: further back
+                later = host.store.get(entry.release)
                 return f"ddtoolkit rollback {host.name} --to {later.id} goes to one that served after it"
     return ""
 
