@@ -35,6 +35,10 @@ CHANGES: tuple[dict[str, int], ...] = (
     {"warps": 4}, {"warps": 8}, {"stages": 1}, {"stages": 3}, {"columns": 32}, {"columns": 128}, {"rows": 32},
     {"rows": 128, "warps": 8},
 )  # fmt: skip
+LATENT: tuple[dict[str, int], ...] = (
+    {"once": True}, {"once": True, "stages": 3}, {"once": True, "columns": 64}, {"once": True, "rows": 16},
+    {"once": True, "rows": 64}, {"once": True, "rows": 64, "columns": 64},
+)  # fmt: skip
 REPLAYS, CALLS, TURNS = 10, 8, 5
 
 
@@ -104,7 +108,7 @@ def tuned(ours: Callable[..., None], rows: int, key_dim: int, value_dim: int) ->
     base = kept(rows, key_dim, value_dim, 2, own._shared_memory(torch.device("cuda")))
     told: dict[str, Any] = {"splits": timed({str(n): lambda n=n: ours(n) for n in (1, 2, 4, 8, 16, 32)})}
     tiles = {}
-    for changes in CHANGES:
+    for changes in CHANGES + (LATENT if key_dim != value_dim else ()):
         tile = replace(base, **changes)
         if tile == base:
             continue

@@ -24,8 +24,13 @@ class Batch:
     mask: Mask | None
 
     @classmethod
-    def drawn(cls, lengths, size, sees, *, dtype=torch.float32, cached=None, device="cpu") -> "Batch":
-        """A batch of heads of `size`: heads, K/V heads, Dk, Dv, W; cached rows of another dtype if given."""
+    def drawn(
+        cls, lengths, size, sees, *, dtype=torch.float32, cached=None, latent=False, device="cpu"
+    ) -> "Batch":
+        """A batch of heads of `size`: heads, K/V heads, Dk, Dv, W; cached rows of another dtype if given.
+
+        `latent`: cached values are the first Dv numbers of their keys.
+        """
         heads, kv_heads, key_dim, value_dim, width = size
         generator = torch.Generator(device).manual_seed(width)
         requests, slots = len(lengths), sum(lengths) + SPARE
@@ -39,7 +44,7 @@ class Batch:
         starts = torch.tensor([0, *lengths], device=device).cumsum(0).int()
         rows = torch.randperm(slots, device=device, generator=generator)[: sum(lengths)]
         keys = normal(slots, kv_heads, key_dim).to(cached or dtype)
-        values = normal(slots, kv_heads, value_dim).to(cached or dtype)
+        values = keys[..., :value_dim] if latent else normal(slots, kv_heads, value_dim).to(cached or dtype)
         seen = torch.ones(requests, width, width, dtype=torch.bool, device=device)
         mask = None
         if sees is Sees.EARLIER:

@@ -42,14 +42,14 @@ def compiled(kernel, capability, constants, kinds, **options):
     return made.metadata.shared
 
 
-def split(capability, limit, rows, key_dim, value_dim, dtype, cached):
+def split(capability, limit, rows, key_dim, value_dim, dtype, cached, *, once=False):
     """Shared memory of the kernel over prefix and tree."""
     tile = tree_attention._tile(rows, key_dim, value_dim, 4 if dtype == "fp32" else 2, limit)
     main, rest = tree_attention._halves(key_dim)
     constants = {
         "GROUP": 8, "BLOCKS": 4, "SPLITS": 8, "SEES": 2, "KEY_DIM": key_dim, "MAIN": main, "REST": rest,
         "VALUE_DIM": value_dim, "VALUE_PAD": triton.next_power_of_2(value_dim), "ROWS": tile.rows,
-        "COLUMNS": tile.columns, "EXACT": dtype == "fp32",
+        "COLUMNS": tile.columns, "EXACT": dtype == "fp32", "ONCE": once and value_dim == main,
     }  # fmt: skip
     kinds = POINTERS | dict.fromkeys(("p_query", "p_key", "p_value", "p_out"), f"*{dtype}")
     kinds |= dict.fromkeys(("p_cached_key", "p_cached_value"), f"*{cached}")
@@ -59,7 +59,9 @@ def split(capability, limit, rows, key_dim, value_dim, dtype, cached):
 
 if __name__ == "__main__":
     for case in CASES:
-        print(json.dumps({"case": case, "shared": split(*case), "limit": case[1]}))
+        for once in {False, case[4] == 512}:
+            shared = split(*case, once=once)
+            print(json.dumps({"case": case, "once": once, "shared": shared, "limit": case[1]}))
     sizes = {"SPLITS": 4, "COLUMNS": 64, "VALUE_DIM": 128, "VALUE_PAD": 128, "ROWS": 4}
     for one in ({}, {"rows": 1, "width": 1}):  # an argument that is 1 becomes a constant
         kinds = POINTERS | {"p_out": "*bf16"}

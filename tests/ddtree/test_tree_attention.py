@@ -4,12 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.ddtree.attention_cases import Batch
+from toolkit.ddtree.kernels import tree_attention as kernels
 from toolkit.ddtree.kernels.tree_attention import Prefix, Sees, _tile, tree_attention
 from toolkit.ddtree.kernels.verify_plan import plan_verification
 
@@ -36,6 +38,43 @@ def test_it_is_softmax_attention_over_prefix_and_tree(sees, splits):
 )
 def test_heads_of_any_size(size):
     compare(Batch.drawn(LENGTHS, size, Sees.MASKED), 0.1, 2, within=1e-4)
+
+
+@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize("cached", [torch.float32, torch.float8_e4m3fn], ids=str)
+def test_latent_rows_are_keys_and_values(cached, once, monkeypatch):
+    monkeypatch.setattr(kernels, "_INTERPRETED", replace(kernels._INTERPRETED, once=once))
+    made = Batch.drawn(LENGTHS, (8, 1, 160, 128, 5), Sees.MASKED, latent=True, cached=cached)
+    compare(made, 0.1, 2, within=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("place", "size", "expected"), [("values", 128, True), ("values", 64, False), ("others", 128, False)]
+)
+def test_only_latent_rows_are_read_once(place, size, expected, monkeypatch):
+    """Those whose values are not all of the first part of the keys, or lie elsewhere, are not."""
+    made = Batch.drawn(LENGTHS, (8, 1, 160, size, 5), Sees.MASKED, latent=True)
+    if place == "others":
+        made.prefix = replace(made.prefix, values=made.prefix.values + 1)
+    asked = []
+    kernel = kernels._split_kernel
+    monkeypatch.setattr(kernels, "_split_kernel", Noted(kernel, asked))
+    compare(made, 0.1, 2, within=1e-4)
+    assert asked == [expected]
+
+
+class Noted:
+    """A kernel whose launches are noted."""
+
+    def __init__(self, kernel, asked):
+        self.kernel, self.asked = kernel, asked
+
+    def __getitem__(self, grid):
+        def launch(*args, **constants):
+            self.asked.append(constants["ONCE"])
+            self.kernel[grid](*args, **constants)
+
+        return launch
 
 
 def test_a_cache_of_eight_bits():
@@ -99,7 +138,7 @@ def test_kernels_compile_for_gpus_and_fit_them(tmp_path):
     )  # fmt: skip
     assert shown.returncode == 0, shown.stderr[-3000:]
     cases = [json.loads(line) for line in shown.stdout.splitlines()]
-    assert len(cases) == 7
+    assert len(cases) == 9
     for case in cases:
         assert 0 <= case["shared"] <= case["limit"], case
 

@@ -1,5 +1,7 @@
 """Attention of a verification on a GPU, at the sizes it is made for, against plain softmax attention."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ if not torch.cuda.is_available():
     pytest.skip(reason="no CUDA GPU on this machine", allow_module_level=True)
 
 from tests.ddtree.attention_cases import Batch
+from toolkit.ddtree.kernels import tree_attention
 from toolkit.ddtree.kernels.tree_attention import Sees
 from toolkit.ddtree.kernels.verify_plan import plan_verification
 
@@ -26,8 +29,8 @@ def test_it_is_softmax_attention(size, dtype):
     compare(size, dtype, Sees.MASKED)
 
 
-def compare(size, dtype, sees, cached=None, splits=(1, 7)):
-    made = Batch.drawn(LENGTHS, size, sees, dtype=dtype, cached=cached, device="cuda")
+def compare(size, dtype, sees, cached=None, splits=(1, 7), *, latent=False):
+    made = Batch.drawn(LENGTHS, size, sees, dtype=dtype, cached=cached, latent=latent, device="cuda")
     wanted, within = made.expected(0.1), WITHIN[dtype]
     for count in splits:
         torch.testing.assert_close(made.attended(0.1, count).double(), wanted, rtol=within, atol=within)
@@ -36,6 +39,14 @@ def compare(size, dtype, sees, cached=None, splits=(1, 7)):
 @pytest.mark.parametrize("sees", [Sees.ALL, Sees.EARLIER], ids=["a block", "a chain"])
 def test_rows_without_a_mask(sees):
     compare(SIZES["7B, a chain"], torch.bfloat16, sees)
+
+
+@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize("dtype", list(WITHIN), ids=str)
+def test_latent_rows_are_keys_and_values(dtype, once, monkeypatch):
+    chosen = tree_attention._tile
+    monkeypatch.setattr(tree_attention, "_tile", lambda *about: replace(chosen(*about), once=once))
+    compare(SIZES["latent"], dtype, Sees.MASKED, latent=True)
 
 
 @pytest.mark.parametrize("cached", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)

@@ -117,6 +117,7 @@ def tree_attention(
         sums = torch.empty((splits, rows, heads), dtype=torch.float32, device=query.device)
     cells, mask_starts = (mask.cells, mask.starts) if mask is not None else (query, prefix.starts)
     main, rest = _halves(key_dim)
+    once = tile.once and value_dim == main and _are_one(prefix)
     _split_kernel[(requests, kv_heads * blocks, splits)](
         query, key, value, out, parts, sums,
         prefix.keys, prefix.values, prefix.starts, prefix.rows, cells, mask_starts,
@@ -127,7 +128,7 @@ def tree_attention(
         GROUP=group, BLOCKS=blocks, SPLITS=splits, SEES=int(sees),
         KEY_DIM=key_dim, MAIN=main, REST=rest, VALUE_DIM=value_dim,
         VALUE_PAD=triton.next_power_of_2(value_dim), ROWS=tile.rows, COLUMNS=tile.columns,
-        EXACT=query.dtype == torch.float32, num_warps=tile.warps, num_stages=tile.stages,
+        EXACT=query.dtype == torch.float32, ONCE=once, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if splits > 1:
         _merge_kernel[(triton.cdiv(rows * heads, _MERGE_ROWS),)](
@@ -135,6 +136,13 @@ def tree_attention(
             SPLITS=splits, COLUMNS=tile.columns, VALUE_DIM=value_dim,
             VALUE_PAD=triton.next_power_of_2(value_dim), ROWS=_MERGE_ROWS, num_warps=4,
         )  # fmt: skip
+
+
+def _are_one(prefix: Prefix) -> bool:
+    """Whether cached values are the first numbers of their keys, as with latent attention."""
+    keys, values = prefix.keys, prefix.values
+    same = keys.data_ptr() == values.data_ptr() and keys.dtype == values.dtype
+    return same and keys.stride()[:2] == values.stride()[:2]
 
 
 def fits(query: Tensor, key_dim: int, value_dim: int) -> bool:
@@ -154,9 +162,11 @@ class _Tile:
     columns: int
     warps: int
     stages: int
+    once: bool = False
+    """Cached rows whose values are the first numbers of their keys are read once for both."""
 
 
-_INTERPRETED = _Tile(64, 128, 1, 1)
+_INTERPRETED = _Tile(64, 128, 1, 1, once=True)
 """On a CPU, where a program costs more than its numbers."""
 
 
@@ -285,7 +295,7 @@ def _split_kernel(
     GROUP: tl.constexpr, BLOCKS: tl.constexpr, SPLITS: tl.constexpr, SEES: tl.constexpr,
     KEY_DIM: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr,
     VALUE_DIM: tl.constexpr, VALUE_PAD: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, EXACT: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, EXACT: tl.constexpr, ONCE: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows of one request and K/V head over one split of its prefix; the last split has the tree too."""
     i_request = tl.program_id(0).to(tl.int64)
@@ -326,8 +336,13 @@ def _split_kernel(
             b_key_rest = tl.load(
                 p_cached + o_rest[:, None], mask=is_column[None, :] & is_rest[:, None], other=0.0
             ).to(b_query.dtype)
-        p_cached = p_cached_value + (o_cached * cached_value_row + i_kv * cached_value_head)[:, None]
-        b_value = tl.load(p_cached + o_value[None, :], mask=is_column[:, None] & is_value[None, :], other=0.0)
+        if ONCE:
+            b_value = tl.trans(b_key)
+        else:
+            p_cached = p_cached_value + (o_cached * cached_value_row + i_kv * cached_value_head)[:, None]
+            b_value = tl.load(
+                p_cached + o_value[None, :], mask=is_column[:, None] & is_value[None, :], other=0.0
+            )
         b_peak, b_sum, b_out = _attend(
             b_query, b_rest, b_key, b_key_rest, b_value.to(b_query.dtype),
             is_row[:, None] & is_column[None, :], scale * key_scale, value_scale,
