@@ -55,7 +55,7 @@ case $part in
         cp "$pair/record.json" "$out/pair.json" || exit 1
         step few 420 "$python" benchmarks/sglang_modes.py --suite few --target "$pair/target" \
             --drafter "$pair/drafter" --token-prompts "$pair/prompts.json" --pair "$pair/record.json" \
-            --levels 1,4 --tokens 256 --repeats 5 --logs "$out/few" --out "$out/sglang_h200_few.json"
+            --levels 1,4 --tokens 256 --repeats 25 --logs "$out/few" --out "$out/sglang_h200_few.json"
         step tree_attention 100 "$python" benchmarks/tree_attention.py --out "$out/tree_attention_h200.json"
         ;;
     *)

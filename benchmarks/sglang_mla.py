@@ -64,6 +64,8 @@ def main() -> None:
         texts = folder / "texts.json"
         tree = {"speculative_algorithm": "DDTREE", "speculative_draft_model_path": str(drafter)}
         limits, oracle = {"budget": 32, "topk_cap": 8}, {"DDTREE_ORACLE": str(texts)}
+        if args.attention:
+            limits["attention"] = args.attention
         modes = {
             "plain": Mode(plugins=FLOAT32),
             "DDTREE 32 cap 8": Mode(tree, limits, PLUGINS, oracle),
@@ -75,6 +77,7 @@ def main() -> None:
             "machine": machine(),
             "target": {"layers": LAYERS, "experts": 0 if args.dense else 8, "dtype": "float32"},
             "new_tokens": args.tokens,
+            "attention": args.attention,
             "tp": args.tp,
             "gpus": 1 if args.one_gpu else args.tp,
             "ep": args.ep,
@@ -216,6 +219,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ep", type=int, default=1, help="expert-parallel ranks among them")
     parser.add_argument("--one-gpu", action="store_true", help="all ranks on the first GPU, as nodes")
     parser.add_argument("--cpu", action="store_true", help="in the environment of scripts/sglang_env.sh")
+    parser.add_argument("--attention", choices=["split", "backend"], help="whose kernel verifies trees")
     parser.add_argument("--dense", action="store_true", help="no mixture of experts")
     return parsed(parser)
 
