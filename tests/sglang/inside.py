@@ -273,15 +273,21 @@ def attended():
         rows_seen = ~outs[0].isnan()  # a random mask leaves rows that see nothing
         told[str(masked)] = float((outs[0] - outs[1])[rows_seen].abs().max())
         told[f"{masked} rows"] = float(rows_seen.float().mean())
-    own_rows = query.view(-1, heads, size)
-    for name, part, cap in (("a cap", key, 30.0), ("rows out of the cache", key.to(torch.float8_e5m2), 0.0)):
+    own_rows, said = query.view(-1, heads, size), []
+    attention.log.addFilter(lambda record: said.append(record.getMessage()))
+    strange = key.to(torch.float8_e5m2)
+    for name, part, cap in (
+        ("a cap", key, 30.0),
+        ("rows out of the cache", strange, 0.0),
+        ("it again", key, 30.0),
+    ):
         taken = attention.verify(
             own_rows, part, value, own_rows.clone(), *[own.token_to_kv_pool.get_key_buffer(0)] * 2, None,
             torch.tensor([0, 5, 5, 36]), torch.arange(36), None, True, None, rows, 1.0, 1.0, 0.2,
             logit_cap=cap, max_bs=6,
         )  # fmt: skip
         told[f"refuses {name}"] = not taken
-    return told
+    return told | {"said": said}
 
 
 REAL_KERNEL = on_cpu.REAL_KERNEL

@@ -164,3 +164,10 @@ def test_its_own_attention_is_what_the_backend_computes(told):
     assert found["True rows"] > 0.9
     assert found["refuses a cap"]
     assert found["refuses rows out of the cache"]
+    assert found["refuses it again"]
+    left = "DDTREE leaves attention of verifications to the backend's kernel: "
+    dtypes = "float32, float8_e5m2, float32, float32, float32, float32"
+    assert found["said"] == [  # once each
+        f"{left}its own knows no logit_cap",
+        f"{left}query, key, value, result, cached keys and values are {dtypes}",
+    ]

@@ -3,17 +3,21 @@
 The stock kernel walks a request's whole prefix in one program for each query head. SGLang asks a backend's
 `verify_splitkv_fwd` first, where `use_verify_splitkv` is set: both are attributes of the backend, so they are
 set on the backends of a DDTREE worker and on nothing else. What the kernel does not do, it leaves to the
-stock one by answering False.
+stock one by answering False, and says so once.
 """
 
 from __future__ import annotations
 
+import logging
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from toolkit.ddtree.kernels.tree_attention import Mask, Prefix, Sees, fits, tree_attention
+
+log = logging.getLogger(__name__)
 
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _BACKEND = "TritonAttnBackend"
@@ -61,16 +65,16 @@ def verify(
     Returns:
         Whether `out` was written.
     """
-    requests = kv_indptr.shape[0] - 1
-    if (
-        any(others.get(name) not in neutral for name, neutral in _NEUTRAL.items())
-        or cached_keys.dim() != 3
-        or query.shape[0] != requests * max_len_extend
-        or any(part.dtype != query.dtype for part in (key, value, out))
-        or any(cached.dtype not in (query.dtype, *_FLOAT8) for cached in (cached_keys, cached_values))
-        or any(part.stride(-1) != 1 for part in (query, key, value, out, cached_keys, cached_values))
-        or not fits(query, key.shape[2], value.shape[2])
-    ):
+    asked = [name for name, neutral in _NEUTRAL.items() if others.get(name) not in neutral]
+    if asked:
+        _leave(f"its own knows no {', '.join(asked)}")
+        return False
+    if query.shape[0] != (kv_indptr.shape[0] - 1) * max_len_extend:
+        _leave("requests have different numbers of rows")
+        return False
+    reason = _unfit(query, (key, value, out), (cached_keys, cached_values))
+    if reason:
+        _leave(reason)
         return False
     sees = Sees.EARLIER if is_causal else Sees.ALL
     mask = None
@@ -79,3 +83,23 @@ def verify(
     prefix = Prefix(cached_keys, cached_values, kv_indptr, kv_indices, k_scale, v_scale)
     tree_attention(query, key, value, out, prefix, scale, sees, mask)
     return True
+
+
+def _unfit(query: Tensor, rows: tuple[Tensor, ...], cached: tuple[Tensor, ...]) -> str | None:
+    """Why the kernel cannot read these, if it cannot."""
+    if any(part.dtype != query.dtype for part in rows) or any(
+        part.dtype not in (query.dtype, *_FLOAT8) for part in cached
+    ):
+        dtypes = ", ".join(str(part.dtype).removeprefix("torch.") for part in (query, *rows, *cached))
+        return f"query, key, value, result, cached keys and values are {dtypes}"
+    if any(part.dim() != 3 or part.stride(-1) != 1 for part in (query, *rows, *cached)):
+        return "they are not all [rows, heads, size], the last contiguous"
+    if not fits(query, rows[0].shape[2], rows[1].shape[2]):
+        return f"keys of {rows[0].shape[2]} and values of {rows[1].shape[2]} do not fit the GPU"
+    return None
+
+
+@cache
+def _leave(reason: str) -> None:
+    """Say, once in a process, that a layer is left to the backend's kernel."""
+    log.warning("DDTREE leaves attention of verifications to the backend's kernel: %s", reason)
