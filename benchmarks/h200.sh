@@ -32,8 +32,8 @@ step() {
 case $part in
     attention) # alone on the GPU: what is timed here may not be disturbed
         step gpu_tests 150 "$python" -m pytest -q -p no:cacheprovider tests/gpu tests/sglang/test_kernels_on_gpu.py
-        step tune_latent 70 "$python" benchmarks/tree_attention.py --tune --only latent --out "$out/tune_latent.json"
-        step tune_7b 70 "$python" benchmarks/tree_attention.py --tune --only 7B --out "$out/tune_7b.json"
+        step tree_attention 170 "$python" benchmarks/tree_attention.py --tune --seconds 150 \
+            --out "$out/tree_attention_h200.json"
         step overhead 280 "$python" benchmarks/sglang_overhead.py --repeats 2 \
             --logs "$out/overhead" --out "$out/sglang_h200_overhead.json"
         ;;
@@ -56,7 +56,9 @@ case $part in
         step few 420 "$python" benchmarks/sglang_modes.py --suite few --target "$pair/target" \
             --drafter "$pair/drafter" --token-prompts "$pair/prompts.json" --pair "$pair/record.json" \
             --levels 1,4 --tokens 256 --repeats 25 --logs "$out/few" --out "$out/sglang_h200_few.json"
-        step tree_attention 100 "$python" benchmarks/tree_attention.py --out "$out/tree_attention_h200.json"
+        step profile 150 "$python" benchmarks/sglang_profile.py --target "$pair/target" \
+            --drafter "$pair/drafter" --token-prompts "$pair/prompts.json" --level 4 --tokens 1500 --expansion transition \
+            --logs "$out/profile"
         ;;
     *)
         echo "$part is not a part: attention, parallel or pair" >&2

@@ -1,6 +1,7 @@
-"""Where the time of a decode step of one request goes: DFLASH beside DDTREE, on one GPU.
+"""Where the time of a decode step of few requests goes: DFLASH beside DDTREE, on one GPU.
 
-    python benchmarks/sglang_profile.py --logs logs --target DIR/target --drafter DIR/drafter
+    python benchmarks/sglang_profile.py --logs logs --target DIR/target --drafter DIR/drafter \
+        --token-prompts DIR/prompts.json --level 4
 
 Writes logs/NAME.profile.txt, 300 steps of the scheduler's thread by cProfile, and logs/NAME.kernels.txt, 40
 steps by torch's profiler. Profiling slows calls down, so the figures tell where to look, not how long a step
@@ -28,8 +29,8 @@ def main() -> None:
     args = parse()
     if args.cpu:
         os.environ[ON_CPU] = "1"
-    args.prompts = 1
-    prompts = read_prompts(args)
+    args.prompts = args.level
+    prompts = read_prompts(args)[: args.level]
     defaults = {
         "model_path": str(args.target), "speculative_draft_model_path": str(args.drafter),
         "skip_tokenizer_init": True, "dtype": "bfloat16", "attention_backend": "triton",
@@ -40,9 +41,11 @@ def main() -> None:
         **(CPU_ARGUMENTS | {"dtype": "float32"} if args.cpu else {}), **settings(args.set),
     }  # fmt: skip
     plugins = ("ddtree", "profiled")
+    tree = {"speculative_algorithm": "DDTREE"}
     modes = {
         "DFLASH": Mode({"speculative_algorithm": "DFLASH"}, plugins=plugins),
-        "DDTREE 32 cap 8": Mode({"speculative_algorithm": "DDTREE"}, {"budget": 32, "topk_cap": 8}, plugins),
+        "DDTREE 7 cap 1": Mode(tree, {"budget": 7, "topk_cap": 1}, plugins),
+        "DDTREE 32 cap 8": Mode(tree, {"budget": 32, "topk_cap": 8, "expansion": args.expansion}, plugins),
     }
     if args.cpu:  # where DFLASH does not run
         del modes["DFLASH"]
@@ -56,7 +59,9 @@ def main() -> None:
                 child.wait("ready")
                 steps = 0
                 while steps < LAST + 5:
-                    steps += child.decode(level=1, tokens=args.tokens, requests=1)["verify_steps"]
+                    steps += child.decode(level=args.level, tokens=args.tokens, requests=args.level)[
+                        "verify_steps"
+                    ]
                 for told in (HOST, DEVICE):
                     shutil.copy(child.folder / told, args.logs / f"{name.replace(' ', '_')}.{told}")
         finally:
@@ -67,6 +72,9 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = pair_parser(__doc__)
     parser.add_argument("--tokens", type=int, default=TOKENS, help="of each decoding")
+    parser.add_argument("--level", type=int, default=1, help="requests at a time")
+    parser.add_argument("--token-prompts", type=Path, help="JSON list of prompts as token ids")
+    parser.add_argument("--expansion", default="best_first", help="of budget 32")
     parser.add_argument("--cpu", action="store_true", help="in the environment of scripts/sglang_env.sh")
     return parsed(parser)
 
