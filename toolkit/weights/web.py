@@ -15,6 +15,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
 from toolkit import __version__
+from toolkit.deadline import Deadline
 from toolkit.errors import ToolkitError
 from toolkit.profile.source import trustworthy
 
@@ -57,7 +58,8 @@ class Web:
     Args:
         token: bearer token for that server (RFC 6750); never sent to another host.
         certificate: PEM certificate that alone is trusted; None: those that this machine trusts.
-        silence: seconds without a byte after which a connection counts as broken.
+        silence: seconds without a byte after which a connection counts as broken; an answer has to begin
+            within them, whatever comes before it.
     """
 
     def __init__(
@@ -65,11 +67,13 @@ class Web:
     ) -> None:
         self._token = token
         self._silence = silence
-        handlers: list[urllib.request.BaseHandler] = [_Redirects()]
+        handlers: list[urllib.request.BaseHandler] = [_Redirects(), _Http()]
+        context = None
         if certificate is not None:
             context = ssl.create_default_context(cadata=certificate)
             context.check_hostname = False  # the certificate is this one server's, whatever its address
-            handlers += [urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)]
+            handlers.append(urllib.request.ProxyHandler({}))
+        handlers.append(_Https(context))
         self._opener = urllib.request.build_opener(*handlers)
 
     def open(
@@ -175,6 +179,47 @@ def _failure(url: str, error: HTTPError) -> Exception:
         after = error.headers.get("Retry-After", "") if error.headers else ""
         return BusyError(said, float(after) if after.isdecimal() else None)
     return RefusedError(said)
+
+
+class _Begins(http.client.HTTPConnection):
+    """A connection whose answers begin in time: informational ones (RFC 9110, section 15.2) are no answer."""
+
+    def getresponse(self) -> http.client.HTTPResponse:
+        """As the base does.
+
+        Raises:
+            OSError: status and headers did not come within the connection's timeout.
+        """
+        limit = self.timeout or SILENCE
+        with Deadline(limit) as deadline:
+            if self.sock is not None:
+                deadline.watch(self.sock)
+            try:
+                response = super().getresponse()
+            except BROKEN:
+                if not deadline.over:
+                    raise
+        if deadline.over:  # which also looks like the end of the headers
+            raise OSError(f"no answer began within {limit:g} s")
+        return response
+
+
+class _BeginsSecurely(_Begins, http.client.HTTPSConnection):
+    """The same over TLS."""
+
+
+class _Http(urllib.request.HTTPHandler):
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_Begins, req)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def __init__(self, trusted: ssl.SSLContext | None) -> None:
+        super().__init__()
+        self._trusted = trusted
+
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_BeginsSecurely, req, context=self._trusted)
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
