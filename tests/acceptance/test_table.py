@@ -94,3 +94,11 @@ def test_what_fails_in_an_experiment_without_counting_says_so():
     assert "not counted" not in printed(io.StringIO())
     wrong = replace(trial, checks=(CheckResult("lossless", "failed", "correctness", detail="wrong"),))
     assert "not counted" not in printed(io.StringIO(), wrong)
+
+
+def test_what_a_server_calls_itself_moves_no_cursor():
+    hostile = replace(REPORT, server=REPORT.server | {"model": "toy\x1b[2J"}, reasons=("\x1b]0;x\x07",))
+    shown = printed(io.StringIO(), hostile)
+    assert "(sglang 0.5.17, toy\ufffd[2J)" in shown
+    assert "\x1b" not in shown
+    assert "\x07" not in shown

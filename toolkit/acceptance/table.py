@@ -13,6 +13,7 @@ from rich.text import Text
 
 from toolkit.acceptance.report import Report
 from toolkit.acceptance.result import CheckResult
+from toolkit.visible import visible
 
 _STYLES = {"passed": "green", "failed": "bold red", "inconclusive": "yellow", "not_judged": "yellow"}
 
@@ -42,6 +43,7 @@ def print_report(report: Report, file: TextIO | None = None, *, reasons: bool = 
         *(Text(f"  {reason}") for reason in report.reasons if reasons),
     ]
     for line in lines:
+        line.plain = visible(line.plain)
         console.print(line, soft_wrap=True)
 
 

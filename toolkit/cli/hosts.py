@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from toolkit.cli.options import Inventories, Json, Limit, Yes
-from toolkit.cli.output import emit, require_yes, say
+from toolkit.cli.output import answer, emit, require_yes, say
 from toolkit.cli.prepare import prepare
 from toolkit.errors import ConfigError, UnreachableError
 
@@ -42,7 +42,7 @@ def list_hosts(inventory: Inventories = None, limit: Limit = None, as_json: Json
         return
     for row in rows:
         via = f" through {', '.join(row['through'])}" if row["through"] else ""
-        typer.echo(f"{row['host']}: {row['reached']}{via}: {', '.join(row['profiles']) or 'no profile'}")
+        answer(f"{row['host']}: {row['reached']}{via}: {', '.join(row['profiles']) or 'no profile'}")
 
 
 @hosts_app.command("trust")

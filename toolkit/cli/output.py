@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from toolkit.errors import ConfigError, ToolkitError
+from toolkit.visible import visible
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
 
     from toolkit.profile.loading import ResolvedProfile
@@ -35,13 +36,13 @@ def console(*, stderr: bool = True) -> Console:
 
 def say(message: str = "") -> None:
     """Print a line for humans."""
-    typer.echo(message, err=True)
+    typer.echo(visible(message), err=True)
 
 
 def answer(what: str | Table) -> None:
     """Print a line or a table that was asked for."""
     if isinstance(what, str):
-        typer.echo(what)
+        typer.echo(visible(what))
     else:
         console(stderr=False).print(what)
 
@@ -70,7 +71,11 @@ def table(*columns: str, whole: Collection[str] = ()) -> Table:
     from rich import box
     from rich.table import Table
 
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    class Shown(Table):
+        def add_row(self, *cells: RenderableType | None, **others: Any) -> None:
+            super().add_row(*(visible(cell) if isinstance(cell, str) else cell for cell in cells), **others)
+
+    made = Shown(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:
         made.add_column(column, overflow="fold", no_wrap=column in whole)
     return made
@@ -113,7 +118,7 @@ def confirm(question: str) -> None:
     Raises:
         Exit: the answer is no, which is said to have changed nothing.
     """
-    if not typer.confirm(question, err=True):
+    if not typer.confirm(visible(question), err=True):
         say("nothing was changed")
         raise typer.Exit(1)
 

@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from toolkit.errors import EXIT_DONE, ToolkitError
 from toolkit.inventory.host import Host
+from toolkit.visible import visible
 
 _LIMIT = 600.0
 _LOOK = 0.05
@@ -177,10 +178,7 @@ def _tail(said: IO[bytes]) -> bytes:
 
 def _last(said: IO[bytes]) -> str:
     """What a hook said last, behind a colon, without what a terminal would obey."""
-    text = _tail(said).decode("utf-8", "replace").strip()
-    text = "".join(
-        char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text
-    )
+    text = visible(_tail(said).decode("utf-8", "replace").strip())
     return f": {text}" if text else ""
 
 
