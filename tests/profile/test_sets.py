@@ -152,6 +152,28 @@ def test_an_inline_secret_is_not_shown(small):
         assert "sk-hidden" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("service.api_key.command=[vault, --token, sk-hidden]", "service.api_key.command"),
+        ("service.api_key={command: [vault, --token, sk-hidden]}", "service.api_key.command"),
+        ("service={admin_api_key: {command: [vault, sk-hidden]}}", "service.admin_api_key.command"),
+    ],
+)
+def test_arguments_that_give_a_secret_do_not_stand_on_a_command_line(small, text, key):
+    with pytest.raises(ConfigError) as caught:
+        load_profile(str(small), sets=[text])
+    (problem,) = caught.value.problems
+    assert (problem.key, problem.hint) == (key, "write it into the profile or an overlay")
+    assert "no secret on a command line" in problem.message
+    assert "sk-hidden" not in str(caught.value)
+
+
+def test_a_command_without_arguments_may_give_a_secret(small):
+    loaded = load_profile(str(small), sets=["service.api_key.command=[/usr/local/bin/key]"]).profile
+    assert loaded.service.api_key.command == ("/usr/local/bin/key",)
+
+
 def test_several_at_once_report_every_problem(small):
     with pytest.raises(ConfigError) as caught:
         load_profile(str(small), sets=["speculative.buget=7", "service.port=x", "acceptance.requests=1"])

@@ -116,7 +116,32 @@ def _value(path: KeyPath, raw: str) -> tuple[Node | None, Problem | None]:
         return None, replace(stop.problem, key=format_path(path), line=None, column=None)
     if problems:
         return None, replace(problems[0], key=format_path(path), line=None, column=None)
+    if node is not None and (key := _told_command(node, shape, path, secret=_of_secret(path))):
+        # Whoever is on this machine sees arguments in proc(5), and whoever reads it, in the history.
+        said = "is a command with arguments, which are no secret on a command line nor in the history"
+        return None, SET.problem(said, key=format_path(key), hint="write it into the profile or an overlay")
     return _at_set(node) if node is not None else Node("", SET, plain=True, key_place=SET), None
+
+
+def _told_command(node: Node, shape: Shape, path: KeyPath, *, secret: bool) -> KeyPath | None:
+    """Where, at `path` or below, a command with arguments says how a secret is had."""
+    secret = secret or shape.secret
+    if isinstance(node.value, list):
+        return path if secret and len(node.value) > 1 else None
+    for name, child in node.value.items() if isinstance(node.value, dict) else ():
+        below = shape.child(name)
+        if below is not None and (found := _told_command(child, below, (*path, name), secret=secret)):
+            return found
+    return None
+
+
+def _of_secret(path: KeyPath) -> bool:
+    shape: Shape | None = profile_shape()
+    for part in path:
+        shape = shape.child(part) if shape is not None else None
+        if shape is not None and shape.secret:
+            return True
+    return False
 
 
 def _find(path: KeyPath) -> tuple[Shape | None, Problem | None]:
