@@ -103,6 +103,14 @@ def test_a_release_that_hands_changed_is_mended_with_what_it_was_deployed_with(w
     assert wider.json("status")[0]["warnings"][0].endswith(f"({told.value.hint})")
 
 
+def test_the_status_tells_what_the_deploy_laid_on_the_profile(wider: Site) -> None:
+    (line,) = [line for line in wider.run("status").stdout.splitlines() if "deployed with" in line]
+    assert line.partition("deployed with")[2].strip() == f"local.yaml --overlay wider.yaml --set {RATE}=9MB"
+    _, release = current(wider)
+    release.record(release.profile, swapped=(), sources={}, given=Given())
+    assert "deployed with" not in wider.run("status").stdout
+
+
 def test_a_deploy_without_the_overlay_says_so_and_asks(wider: Site) -> None:
     note = (
         f"note: the current release was deployed with --overlay wider.yaml --set {RATE}=9MB, this one is not"

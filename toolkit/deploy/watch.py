@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from datetime import UTC, datetime
 from typing import Any
 
 from toolkit.files import parse_json
+from toolkit.profile.given import Given
 from toolkit.release.claims import first_deploys
 from toolkit.release.locate import Deployed, current_release, deployed_services, find_service
 from toolkit.release.under_way import DEPLOYING
@@ -55,6 +57,7 @@ def describe_status(item: dict[str, Any]) -> list[tuple[str, str]]:
         ("url", item["url"]),
         ("release", item["release"]),
         ("config", _config(item["config"]) if item["config"] else None),
+        ("deployed with", _given(item["config"] or {})),
         ("now", f"acceptance length {length:.2f}, {now['running']} requests running" if length else None),
         ("accepted", _accepted(item["accepted"] or {})),
         ("judged again", _accepted(item.get("judged_again") or {})),
@@ -121,6 +124,13 @@ def _config(config: dict[str, Any]) -> str:
     values = " ".join(f"{key}={tree[key]}" for key in keys if tree.get(key) is not None)
     swapped = f"; swapped: {', '.join(config['swapped'])}" if config.get("swapped") else ""
     return f"{config.get('model')} on {config.get('engine')}: {values}{swapped}"
+
+
+def _given(config: dict[str, Any]) -> str:
+    """Options that its deploy laid on the profile; they matter to the next one."""
+    given = Given.from_json(config.get("given"))
+    words = [given.profile] if given.profile else []
+    return shlex.join(words + given.options)
 
 
 def _accepted(accepted: dict[str, Any]) -> str | None:

@@ -227,6 +227,7 @@ def _config(release: Release) -> dict[str, Any]:
         "speculative": profile.get("speculative"),
         "changes": release.meta.get("changes", []),
         "swapped": list(release.swapped),
+        "given": release.given.to_json(),
     }
 
 
