@@ -40,7 +40,9 @@ def test_a_checkpoint_is_added_listed_verified_and_removed(
     assert (verified.returncode, verified.stdout) == (1, "")
     assert f"{SHARD} is corrupt" in verified.stderr
     assert f"{SHARD} is corrupt" in ddtoolkit("models", "list", *root).stdout
-    assert ddtoolkit("models", "rm", "folder@v1", *root).returncode == 2  # nobody to ask
+    asked = ddtoolkit("models", "rm", "folder@v1", *root)  # nobody to ask
+    assert asked.returncode == 2
+    assert "folder@v1 would be removed from this machine (600.4 kB)\n  next: add --yes" in asked.stderr
     assert folder.is_dir()
     assert "is removed, 601." in ddtoolkit("models", "rm", "folder@v1", *root, "--yes").stderr
     assert not folder.exists()
@@ -71,6 +73,7 @@ def test_a_branch_is_fetched_at_its_commit(
         (("models", "add", "https://h/x/", "--revision", "v1", "--rate", "7"), 2, "--rate '7' has no unit"),
         (("models", "add", "https://h/x/", "--revision", "v1", "--rate", "7B"), 2, "below 1KiB a second"),
         (("models", "rm", "x@v1", "--yes"), 2, "no model 'x@v1'"),
+        (("models", "rm", "x@v1"), 2, "no model 'x@v1'"),
         (("models", "list", "--limit", "x"), 2, "--limit needs an inventory"),
         (("deploy", "profile", "local-cpu", "--seed", "x"), 2, "--seed needs an inventory"),
     ],

@@ -141,12 +141,13 @@ def remove(
     from toolkit.weights.pace import size_words
 
     hosts = _hosts(inventory, limit)
-    if not yes and not as_json:
-        names = ", ".join(host.name for host in hosts)
-        if not console().is_terminal:
-            raise ConfigError(f"{model} would be removed from {names}", hint="add --yes")
-        confirm(f"remove {model} from {names}?")
     require_yes(yes=yes, as_json=as_json)
+    if not yes:
+        names = ", ".join(_having(model, _ask_all(hosts, "list", _rooted(root), parallel)))
+        if names and not console().is_terminal:
+            raise ConfigError(f"{model} would be removed from {names}", hint="add --yes")
+        if names:  # else the removal says what there is
+            confirm(f"remove {model} from {names}?")
     results = _ask_all(hosts, "rm", {**_rooted(root), "model": model, "force": force}, parallel)
     if as_json:
         _emit(results, inventory)
@@ -154,6 +155,20 @@ def remove(
         if item.value is not None:
             say(f"{item.host}: {model} is removed, {size_words(item.value['freed'])} are free again")
     _finish(results)
+
+
+def _having(model: str, looked: Sequence[HostResult]) -> list[str]:
+    """Hosts that have a model, or did not answer; how much would be free again there, and who needs it."""
+    from toolkit.weights.pace import size_words
+
+    told = [item.host for item in looked if item.value is None]
+    for item in looked:
+        found = [one for one in (item.value or {}).get("models", ()) if one["model"] == model]
+        users = sorted({user for one in found for user in one["used_by"]})
+        needed = f", needed by {', '.join(users)}" if users else ""
+        if found:
+            told.append(f"{item.host} ({size_words(sum(one['bytes'] for one in found))}{needed})")
+    return told
 
 
 @models_app.command("verify")
