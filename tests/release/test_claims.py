@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from toolkit.cli.service import _show_lock
 from toolkit.deploy.watch import describe_status, observe, observed
 from toolkit.errors import ConfigError, LockedError, ToolkitError
+from toolkit.hostside.operations import lock_show
 from toolkit.layout import Layout, records
 from toolkit.release.claims import claim, claims, removal
 from toolkit.release.locate import Deployed
@@ -61,6 +63,25 @@ def test_what_is_no_file_is_told(layout, place, lay):
     lay(records() / ".removal.lock")
     with pytest.raises(ToolkitError, match=r"\.removal\.lock: cannot take the lock: "):
         removal("stub", 60.0).__enter__()
+
+
+@pytest.mark.parametrize("name", [None, "stub"])
+def test_the_lock_of_a_service_that_is_only_claimed_is_its_claim(layout, capsys, name):
+    with pytest.raises(ConfigError, match="deployed"):
+        lock_show({"service": name})
+    with claim(layout, "stub", "deploy profile stub"):
+        found = lock_show({"service": name})
+        _show_lock(found)
+    assert (found["service"], found["holder"]["command"]) == ("stub", "deploy profile stub")
+    assert capsys.readouterr().out == f"stub: held by {found['holder']['who']} for 0 s: deploy profile stub\n"
+
+
+def test_the_lock_of_a_claim_that_tells_nothing_yet_is_shown(layout, place, capsys):
+    place.touch()
+    with place.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        _show_lock(lock_show({"service": "stub"}))
+    assert capsys.readouterr().out == "stub: held by someone who has just begun\n"
 
 
 def test_a_first_deploy_that_has_no_more_than_its_claim_is_shown(layout):

@@ -204,9 +204,13 @@ def _show_lock(found: dict[str, Any]) -> None:
         if transaction is None:
             answer(f"{name}: not locked")
     else:
-        held = f"held by {holder['who']} for {age(holder['since'])}: {holder['command']}"
+        held = f"held by {holder['who']}"
+        if "since" in holder:
+            held += f" for {age(holder['since'])}: {holder['command']}"
         gone = ", which is gone: the next change takes the lock over" if holder["gone"] else ""
-        answer(f"{name}: {held}{gone} (token {holder['token']})")
+        # A claim has none: it ends with its holder, and is not to be released.
+        token = f" (token {holder['token']})" if "token" in holder else ""
+        answer(f"{name}: {held}{gone}{token}")
 
 
 @lock_app.command("release")

@@ -41,6 +41,7 @@ from toolkit.profile.given import Given
 from toolkit.profile.loading import ResolvedProfile, differences, profile_from_data
 from toolkit.profile.recorded import restarts
 from toolkit.release import control, controller, history, lock, view
+from toolkit.release.claims import first_deploys
 from toolkit.release.controller import is_reserved
 from toolkit.release.host import ServiceHost
 from toolkit.release.journal import Event, read_journal
@@ -53,6 +54,7 @@ from toolkit.release.locate import (
     layout_of,
     recorded_services,
 )
+from toolkit.release.lock import LockInfo
 from toolkit.release.request import Outcome, read_request
 from toolkit.release.store import Release
 from toolkit.release.trial import longer
@@ -388,8 +390,15 @@ def follow(args: Args, send: Send) -> dict[str, Any]:
 
 
 def lock_show(args: Args, _: Send = _nobody) -> dict[str, Any]:
-    """Who holds the lock, and the transaction that runs."""
-    service = find_service(args["service"])
+    """Who holds the lock, and the transaction that runs; of a first deploy, who has claimed the service."""
+    there = {service.name for service in deployed_services()}
+    begun = {name: holder for name, holder in first_deploys().items() if name not in there}
+    name = args["service"]
+    if name is None and not there and len(begun) == 1:
+        (name,) = begun
+    if name in begun:
+        return {"service": name, "holder": _claimant(begun[name]), "transaction": None}
+    service = find_service(name)
     lock = ServiceHost(service.layout, service.name).lock
     holder = lock.holder()
     transaction = view.status(service.layout, service.name).transaction
@@ -399,6 +408,13 @@ def lock_show(args: Args, _: Send = _nobody) -> dict[str, Any]:
         "holder": None if holder is None else {**holder.to_json(), "gone": lock.stale(holder)},
         "transaction": running,
     }
+
+
+def _claimant(holder: LockInfo | None) -> dict[str, Any]:
+    """Whose a claim is; it ends with its holder, so that no token releases it."""
+    if holder is None:
+        return {"who": "someone who has just begun", "gone": False}
+    return {key: value for key, value in holder.to_json().items() if key != "token"} | {"gone": False}
 
 
 def lock_release(args: Args, _: Send = _nobody) -> dict[str, Any]:
