@@ -26,7 +26,7 @@ def die_at(monkeypatch, service, asked, line, *, before=False):
     Returns:
         whether it was killed; False once the transaction has fewer lines.
     """
-    monkeypatch.setattr("toolkit.release.controller._spawn", lambda folder, *, recover: None)
+    monkeypatch.setattr("toolkit.release.controller._spawn", lambda folder, **_: None)
     folder = begin(service.layout, service.name, asked)
     monkeypatch.undo()
     child = os.fork()

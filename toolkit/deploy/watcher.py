@@ -35,14 +35,28 @@ class Watcher:
         """The lock is another's: whose, and how long it is waited for."""
         self.step("lock", message)
 
-    def hold(self, service: Deployed, command: str, *, wait: float = 0.0) -> AbstractContextManager[Session]:
+    def hold(
+        self, service: Deployed, command: str, *, wait: float = 0.0, stopping: bool = False
+    ) -> AbstractContextManager[Session]:
         """Hold a service's lock, watching who is waited for and what is recovered; see `controller.hold`."""
         return controller.hold(
-            service.layout, service.name, command, wait=wait, on_event=self.event, on_wait=self.waiting
+            service.layout,
+            service.name,
+            command,
+            wait=wait,
+            on_event=self.event,
+            on_wait=self.waiting,
+            stopping=stopping,
         )
 
     def reserve(
-        self, service: Deployed, command: str, *, wait: float = 0.0, deploys: bool = False
+        self,
+        service: Deployed,
+        command: str,
+        *,
+        wait: float = 0.0,
+        deploys: bool = False,
+        stopping: bool = False,
     ) -> AbstractContextManager[None]:
         """The same over several uses of `hold`; see `controller.reserve`."""
         return controller.reserve(
@@ -53,6 +67,7 @@ class Watcher:
             on_event=self.event,
             on_wait=self.waiting,
             deploys=deploys,
+            stopping=stopping,
         )
 
 

@@ -26,6 +26,7 @@ def lock_all(
     limit: int,
     tell: TellHost | None = None,
     profile: dict[str, Any] | None = None,
+    stops: bool = False,
 ) -> list[HostResult]:
     """Take a service's lock on all hosts that can be reached, or on none.
 
@@ -38,6 +39,8 @@ def lock_all(
         limit: hosts that are connected to at the same time.
         tell: told who is waited for, and how long yet.
         profile: what is to be deployed, if that is what is done.
+        stops: the service is to be stopped: on a host alone, what was interrupted there is ended without
+            starting anything. With others that is not certain to come to it.
 
     Returns:
         A result for each host that must not be touched; those that cannot be reached keep no other one back.
@@ -50,7 +53,10 @@ def lock_all(
             if (error := opened[name]) is not None:
                 raise error
             heard = None if tell is None else partial(tell, name)
-            connections.reserve(name, service, command, wait=wait, tell=heard, profile=profile)
+            stopping = stops and len(names) == 1
+            connections.reserve(
+                name, service, command, wait=wait, tell=heard, profile=profile, stopping=stopping
+            )
         except (UnreachableError, NotReadyError) as error:
             out.append(HostResult(name, error=error))
         except ToolkitError as error:

@@ -108,6 +108,7 @@ class Connections:
         wait: float,
         tell: Tell | None = None,
         profile: dict[str, Any] | None = None,
+        stopping: bool = False,
     ) -> None:
         """Take the service's lock on a host, until its agent ends.
 
@@ -118,11 +119,13 @@ class Connections:
             wait: seconds to wait for another holder.
             tell: hears who is waited for.
             profile: what is to be deployed: nobody else deploys it for the first time meanwhile.
+            stopping: the service is to be stopped: what was interrupted is ended without starting anything.
 
         Raises:
             LockedError: someone else holds it.
         """
         args = {"service": service, "command": command, "lock_wait": wait, "profile": profile}
+        args |= {"stopping": stopping}
         self._before[name] = self.call(name, "reserve", args, tell)["transaction"]
 
     def _resume(

@@ -353,8 +353,9 @@ def reserve(args: Args, send: Send) -> dict[str, Any]:
             return {"service": name, "transaction": None}
         layout = layout_of(profile_from_data(profile))
     held = _watcher(send).reserve(
-        Deployed(name, layout), args["command"], wait=args["lock_wait"], deploys=profile is not None
-    )
+        Deployed(name, layout), args["command"], wait=args["lock_wait"], deploys=profile is not None,
+        stopping=bool(args.get("stopping")),
+    )  # fmt: skip
     RESERVED.enter_context(held)
     if not Path(toolkit.__file__).is_file():
         raise ToolkitError(

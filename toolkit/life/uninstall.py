@@ -103,7 +103,7 @@ def uninstall(
         return claim(service.layout, service.name, words, wait=left(), on_wait=tell, removing=True)
 
     with removal(service.name, wait), mine():
-        with watcher.reserve(service, words, wait=left()):
+        with watcher.reserve(service, words, wait=left(), stopping=True):
             if on_begun is not None:
                 on_begun()
             if host.process_status().active:

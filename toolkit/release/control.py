@@ -132,7 +132,10 @@ def _simple(
     on_wait: Callable[[str], None] | None,
 ) -> Outcome:
     _subject(ServiceHost(layout, name), kind)
-    with hold(layout, name, command, wait=wait, on_event=on_event, on_wait=on_wait) as session:
+    stopping = kind == "stop"
+    with hold(
+        layout, name, command, wait=wait, on_event=on_event, on_wait=on_wait, stopping=stopping
+    ) as session:
         release = _subject(session.host, kind)
         request = Request(kind=kind, who=whoami(), command=command, release=release)
         return _mention_full_disk(session.host, run_request(session, request, on_event))

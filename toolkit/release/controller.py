@@ -60,6 +60,7 @@ def hold(
     on_event: Callable[[Event], None] | None = None,
     on_wait: Callable[[str], None] | None = None,
     keep_timer: bool = False,
+    stopping: bool = False,
 ) -> Iterator[Session]:
     """Hold the service's lock for the body; an interrupted transaction is finished or reversed first.
 
@@ -71,6 +72,7 @@ def hold(
         on_event: called with each event of a recovery.
         on_wait: called with a line on whom is waited for, and how long yet.
         keep_timer: leave a dead experiment timer alone (the timer's own use).
+        stopping: the service is to be stopped: a recovery starts nothing.
 
     Raises:
         LockedError: another holder is alive, or a transaction runs.
@@ -84,7 +86,7 @@ def hold(
     try:
         with host.lock.hold(command, wait=wait, on_wait=on_wait) as held:
             host.reserve.fill()
-            recovered = _recover(host, on_event)
+            recovered = _recover(host, on_event, stopping=stopping)
             clear(host)
             if not keep_timer:
                 _revive_timer(host)
@@ -106,6 +108,7 @@ def reserve(
     on_event: Callable[[Event], None] | None = None,
     on_wait: Callable[[str], None] | None = None,
     deploys: bool = False,
+    stopping: bool = False,
 ) -> Iterator[None]:
     """Hold the lock over several uses of `hold` in this process, so that nothing changes in between.
 
@@ -120,7 +123,7 @@ def reserve(
             yield
             return
         left = max(end - time.monotonic(), 0.0)
-        locked = hold(layout, name, command, wait=left, on_event=on_event, on_wait=on_wait)
+        locked = hold(layout, name, command, wait=left, on_event=on_event, on_wait=on_wait, stopping=stopping)
         session = held.enter_context(locked)
         _reserved[session.host.paths.lock] = session
         try:
@@ -282,14 +285,16 @@ def _write_transaction(host: ServiceHost, request: Request, folder: Path) -> Non
     create_journal(folder)
 
 
-def _recover(host: ServiceHost, on_event: Callable[[Event], None] | None) -> Outcome | None:
+def _recover(
+    host: ServiceHost, on_event: Callable[[Event], None] | None, *, stopping: bool
+) -> Outcome | None:
     folder = host.paths.transaction
     if not unfinished(folder):
         return None
     seen = len(read_journal(folder))
     if on_event is not None:
         on_event(Event("recover", "begin", _interrupted(folder)))
-    _spawn(folder, recover=True)
+    _spawn(folder, recover=True, stopping=stopping)
     for event in follow(folder, seen):
         if on_event is not None:
             on_event(event)
@@ -312,8 +317,8 @@ def _revive_timer(host: ServiceHost) -> None:
             spawn_timer(host)
 
 
-def _spawn(folder: Path, *, recover: bool) -> None:
-    options = ["--recover"] if recover else []
+def _spawn(folder: Path, *, recover: bool, stopping: bool = False) -> None:
+    options = ["--recover"] * recover + ["--stopping"] * stopping
     request = read_request(folder)
     releases = (request.release, request.base)
     host = read_host(folder)

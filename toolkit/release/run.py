@@ -1,4 +1,4 @@
-"""Runs a transaction detached: `python -m toolkit.release.run FOLDER [--recover]`.
+"""Runs a transaction detached: `python -m toolkit.release.run FOLDER [--recover [--stopping]]`.
 
 Two processes: a guard, which holds the transaction's flock, and a worker, which does the steps. A worker that
 dies is replaced by one that recovers from the journal; a guard that dies leaves the worker working. Should
@@ -31,16 +31,16 @@ def concluded(folder: Path) -> bool:
     return any(event.step == "outcome" for event in read_journal(folder))
 
 
-def work(folder: Path, *, recover: bool) -> None:
+def work(folder: Path, *, recover: bool, stopping: bool = False) -> None:
     """Drive the transaction in `folder` to its outcome, in this process."""
-    transaction = Transaction(read_host(folder), read_request(folder), folder)
+    transaction = Transaction(read_host(folder), read_request(folder), folder, stopping=stopping)
     if recover:
         transaction.recover()
     else:
         transaction.run()
 
 
-def _guard(folder: Path, begun: Callable[[], None], *, recover: bool) -> None:
+def _guard(folder: Path, begun: Callable[[], None], *, recover: bool, stopping: bool) -> None:
     """Body of the detached process."""
     host = read_host(folder)
     read_request(folder)
@@ -50,15 +50,15 @@ def _guard(folder: Path, begun: Callable[[], None], *, recover: bool) -> None:
     for attempt in range(_ATTEMPTS):
         worker = os.fork()
         if worker == 0:
-            os._exit(_work_or_crash(folder, recover=recover or attempt > 0))
+            os._exit(_work_or_crash(folder, recover=recover or attempt > 0, stopping=stopping))
         os.waitpid(worker, 0)
         if concluded(folder):
             return
 
 
-def _work_or_crash(folder: Path, *, recover: bool) -> int:
+def _work_or_crash(folder: Path, *, recover: bool, stopping: bool) -> int:
     try:
-        work(folder, recover=recover)
+        work(folder, recover=recover, stopping=stopping)
     except Exception:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
         fd = os.open(folder / CRASH_FILE, flags, PRIVATE_FILE)
@@ -72,10 +72,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="toolkit.release.run")
     parser.add_argument("folder", type=Path, help="folder with the request and the journal")
     parser.add_argument("--recover", action="store_true", help="go on from the journal of a dead process")
+    parser.add_argument("--stopping", action="store_true", help="start nothing: it is stopped next")
     options = parser.parse_args()
     folder = options.folder.absolute()
     try:
-        why = detach(lambda begun: _guard(folder, begun, recover=options.recover))
+        why = detach(lambda begun: _guard(folder, begun, recover=options.recover, stopping=options.stopping))
     except ToolkitError as error:
         why = error.message
     if why:

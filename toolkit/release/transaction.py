@@ -35,13 +35,21 @@ _STOPPED_WORDS = {"start": "started", "stop": "stopped, and stays stopped", "res
 
 
 class Transaction:
-    """One request on one service, driven to an outcome. The caller holds the transaction's flock."""
+    """One request on one service, driven to an outcome. The caller holds the transaction's flock.
 
-    def __init__(self, host: ServiceHost, request: Request, folder: Path) -> None:
+    Args:
+        host: the service's.
+        request: what is asked for.
+        folder: of its journal.
+        stopping: a recovery comes before a stop: it starts nothing.
+    """
+
+    def __init__(self, host: ServiceHost, request: Request, folder: Path, *, stopping: bool = False) -> None:
         self._host = host
         self._store = host.store
         self._request = request
         self._folder = folder
+        self._stopping = stopping
         self._steps = Steps(folder, self._log_tail)
 
     def run(self) -> Outcome:
@@ -66,6 +74,9 @@ class Transaction:
         begun = self._steps.begun()
         self._steps.note("recover", "the transaction's process had died; going on from its journal")
         if self._request.kind not in RELEASING:
+            if self._stopping and self._request.kind != "stop":
+                reason = f"the {self._request.kind} was interrupted, and the service is to be stopped"
+                return self._end("failed", reason, reason=reason)
             return self._run_simple()
         if "stop_old" not in begun:
             reason = f"{self._steps.reason()}it was interrupted"
@@ -73,8 +84,9 @@ class Transaction:
         if "commit" not in begun or "stop_new" in begun:
             return self._undo(f"{self._steps.reason()}it was interrupted at step {begun[-1]}")
         try:
-            with failing():
-                self._ensure_serving(self._target())
+            if not self._stopping:
+                with failing():
+                    self._ensure_serving(self._target())
         except StepFailedError as failure:
             return self._undo(failure.reason, failure.hint)
         return self._commit()
@@ -191,9 +203,8 @@ class Transaction:
                 hint=f"ddtoolkit rollback {name} ends it now; ddtoolkit swap {name} with the same --set, "
                 "without --experiment, judges it in full and keeps it",
             )
-        return self._end(
-            "committed", f"{release} {'serves' if runs else 'is current, and stopped as before'}"
-        )
+        state = "is current, and is to be stopped" if self._stopping else "is current, and stopped as before"
+        return self._end("committed", f"{release} {'serves' if runs else state}")
 
     def _undo(self, reason: str, hint: str | None = None) -> Outcome:
         """Return to the base, or leave a first deploy stopped."""
@@ -205,7 +216,8 @@ class Transaction:
             if not self._base_runs(base):
                 self._return_to(base)
             if not self._base_should_run():
-                message = f"{reason}; {base} is current again and stopped, as it was before"
+                state = "is to be stopped" if self._stopping else "stopped, as it was before"
+                message = f"{reason}; {base} is current again and {state}"
                 return self._end("rolled_back", message, reason=reason, hint=hint)
             self._enable(self._store.get(base))
             with self._steps.step("ready_old", f"waiting for a real token of {base}"):
@@ -398,8 +410,8 @@ class Transaction:
         return status.active and status.release == base and current is not None and current.id == base
 
     def _base_should_run(self) -> bool:
-        """False only where the base had been stopped on request before this transaction."""
-        return self._steps.said("preflight", "base_should_run", default=True)
+        """False only where the base had been stopped on request before this transaction, or is to be now."""
+        return not self._stopping and self._steps.said("preflight", "base_should_run", default=True)
 
     def _log_tail(self, since: float | None) -> list[str]:
         return self._host.manager(self._serving_unit()).log_tail(since=since)

@@ -102,7 +102,10 @@ def _change(
             libraries = Libraries(wheelhouse, connections.hosts, where.parallel)
         words, limit = _words(operation, args), where.parallel
         wait = manner.lock_wait
-        out = lock_all(connections, names, service, words, wait=wait, limit=limit, tell=tell_waiting)
+        stops = operation == "uninstall" or args.get("verb") == "stop"
+        out = lock_all(
+            connections, names, service, words, wait=wait, limit=limit, tell=tell_waiting, stops=stops
+        )
         names = [host for host in names if host not in {item.host for item in out}]
         wanted = {"service": service, **args}
         out = for_begun(out, operation, args, connections.hosts, limit)
