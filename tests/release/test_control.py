@@ -14,11 +14,13 @@ import pytest
 from changes import change, request
 from stub_service import ACCEPTS, wait_until
 
+from toolkit.deploy.testing import run_test
 from toolkit.deploy.watch import describe_status
-from toolkit.errors import ConfigError, LockedError
+from toolkit.errors import ConfigError, LockedError, ToolkitError
 from toolkit.release import control, history
 from toolkit.release.controller import begin, follow, hold
 from toolkit.release.journal import read_journal
+from toolkit.release.locate import Deployed
 from toolkit.release.steps import Steps
 from toolkit.release.view import status
 from toolkit.service.supervision import read_supervision
@@ -32,6 +34,21 @@ def test_nothing_deployed(service):
             verb(service.layout, service.name)
     with pytest.raises(ConfigError, match="has not written a log yet"):
         control.logs(service.layout, service.name)
+
+
+def test_a_test_of_another_server_on_the_port_says_whose_it_is(service):
+    """A server that has not bound its port yet, or could not, beside one that took it."""
+    release = service.stage("late", "--bind-after", "60")
+    service.host.store.switch(release.id)
+    service.host.manager(release.unit).start(release.path)
+    server = service.host.process_status().pid
+    with socket.create_server((release.unit.host, release.unit.port)):
+        held = rf"stub: port {release.unit.port} on \S+ is held by process {os.getpid()} \(.*\)"
+        with pytest.raises(
+            ToolkitError, match=rf"{held}, which is not its server \(pid {server}\)"
+        ) as caught:
+            run_test(Deployed(service.name, service.layout), lambda _: None)
+    assert caught.value.hint == "stop what holds it; then: ddtoolkit restart stub"
 
 
 def told(service):

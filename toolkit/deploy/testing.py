@@ -14,6 +14,7 @@ from toolkit.release.host import ServiceHost
 from toolkit.release.locate import Deployed, current_release
 from toolkit.release.lock import whoami
 from toolkit.release.request import Outcome, Request
+from toolkit.service import ports
 from toolkit.service.secrets import serving_secrets
 
 if TYPE_CHECKING:
@@ -44,17 +45,24 @@ def run_test(service: Deployed, on_progress: Callable[[dict[str, Any]], None]) -
 
     Raises:
         ConfigError: nothing is deployed.
-        ToolkitError: it does not run.
+        ToolkitError: it does not run, or another process answers on its port.
     """
     from toolkit.acceptance import run_acceptance
 
-    settings, keys = settings_of(service, "quick")
+    unit = current_release(service).unit
     status = ServiceHost(service.layout, service.name).process_status()
     if not status.active:
         raise ToolkitError(
             f"{service.name}: there is nothing to test: it is {status.state}",
             hint=f"ddtoolkit status {service.name}; then: ddtoolkit start {service.name}",
         )
+    if status.pid is not None and (other := ports.foreign_listener(unit.port, status.pid)):
+        raise ToolkitError(
+            f"{service.name}: port {unit.port} on {unit.host} is held by process {other}, which is not its "
+            f"server (pid {status.pid})",
+            hint=f"stop what holds it; then: ddtoolkit restart {service.name}",
+        )
+    settings, keys = settings_of(service, "quick")
     return run_acceptance(settings, on_progress, keys=keys)
 
 
