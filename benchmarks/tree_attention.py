@@ -35,9 +35,12 @@ CHANGES: tuple[dict[str, int], ...] = (
     {"warps": 4}, {"warps": 8}, {"stages": 1}, {"stages": 3}, {"columns": 32}, {"columns": 128}, {"rows": 32},
     {"rows": 128, "warps": 8},
 )  # fmt: skip
-LATENT: tuple[dict[str, int], ...] = (  # 64 rows of 512 values do not fit the registers
-    {"once": True}, {"once": True, "stages": 3}, {"once": True, "columns": 64}, {"once": True, "rows": 16},
-    {"once": True, "columns": 16, "stages": 3}, {"once": True, "warps": 16, "stages": 3},
+LATENT: tuple[dict[str, int], ...] = tuple(
+    {"once": True} | others
+    for others in (
+        {}, {"stages": 3}, {"columns": 64}, {"rows": 16}, {"columns": 16, "stages": 3}, {"rows": 64},
+        {"rows": 64, "stages": 3},
+    )
 )  # fmt: skip
 REPLAYS, CALLS, TURNS = 10, 8, 5
 

@@ -228,22 +228,23 @@ def _processors(device: torch.device) -> int:
 
 @triton.jit
 def _attend(
-    b_query, b_rest, b_key, b_key_rest, b_value, b_seen, scale, value_scale, b_peak, b_sum, b_out,
+    b_query, b_rest, b_key, b_key_rest, b_value, b_seen, scale, b_peak, b_sum, b_out,
     REST: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """One tile of columns: scores, running maximum (in powers of two), sum, and weighted values."""
     PRECISION: tl.constexpr = "tf32x3" if EXACT else "tf32"
-    b_score = tl.dot(b_query, b_key, input_precision=PRECISION)
+    b_score = tl.dot(b_query, tl.trans(b_key), input_precision=PRECISION)
     if REST > 0:
-        b_score += tl.dot(b_rest, b_key_rest, input_precision=PRECISION)
+        b_score = tl.dot(b_rest, tl.trans(b_key_rest), b_score, input_precision=PRECISION)
     b_score = tl.where(b_seen, b_score * scale, float("-inf"))
     b_next = tl.maximum(b_peak, tl.max(b_score, axis=1))
     b_shift = tl.where(b_next == float("-inf"), 0.0, b_next)
     b_weight = tl.exp2(b_score - b_shift[:, None])
     b_keep = tl.exp2(b_peak - b_shift)
     b_sum = b_sum * b_keep + tl.sum(b_weight, axis=1)
-    b_more = tl.dot(b_weight.to(b_value.dtype), b_value, input_precision=PRECISION)
-    return b_next, b_sum, b_out * b_keep[:, None] + b_more * value_scale
+    # Added onto what is there, not beside it: the tile of results is most of a program's registers.
+    b_out = tl.dot(b_weight.to(b_value.dtype), b_value, b_out * b_keep[:, None], input_precision=PRECISION)
+    return b_next, b_sum, b_out
 
 
 @triton.jit
@@ -260,15 +261,15 @@ def _over_tree(
     p_cells = p_cell
     if SEES == 2:
         p_cells = p_cell + tl.load(p_mask_start + i_request).to(tl.int64) + length
-    for i_first in range(0, width, COLUMNS):
+    for i_first in tl.range(0, width, COLUMNS, num_stages=1):
         o_other = i_first + tl.arange(0, COLUMNS)
         is_column = o_other < width
-        p_row = p_key + ((i_request * width + o_other) * key_row + i_kv * key_head)[None, :]
-        b_key = tl.load(p_row + o_dim[:, None], mask=is_column[None, :] & is_dim[:, None], other=0.0)
+        p_row = p_key + ((i_request * width + o_other) * key_row + i_kv * key_head)[:, None]
+        b_key = tl.load(p_row + o_dim[None, :], mask=is_column[:, None] & is_dim[None, :], other=0.0)
         b_key_rest = b_key
         if REST > 0:
             b_key_rest = tl.load(
-                p_row + o_rest[:, None], mask=is_column[None, :] & is_rest[:, None], other=0.0
+                p_row + o_rest[None, :], mask=is_column[:, None] & is_rest[None, :], other=0.0
             )
         p_row = p_value + ((i_request * width + o_other) * value_row + i_kv * value_head)[:, None]
         b_value = tl.load(p_row + o_value[None, :], mask=is_column[:, None] & is_value[None, :], other=0.0)
@@ -280,7 +281,7 @@ def _over_tree(
             is_seen = is_seen & (tl.load(p_cells + o_cell, mask=is_seen, other=0) != 0)
         b_peak, b_sum, b_out = _attend(
             b_query, b_rest, b_key, b_key_rest, b_value, is_seen,
-            scale, 1.0, b_peak, b_sum, b_out, REST, EXACT,
+            scale, b_peak, b_sum, b_out, REST, EXACT,
         )  # fmt: skip
     return b_peak, b_sum, b_out
 
@@ -328,16 +329,16 @@ def _split_kernel(
     for i_first in range(first, last, COLUMNS):
         is_column = i_first + o_column < last
         o_cached = tl.load(p_cached_row + start + i_first + o_column, mask=is_column, other=0).to(tl.int64)
-        p_cached = p_cached_key + (o_cached * cached_key_row + i_kv * cached_key_head)[None, :]
-        b_key = tl.load(p_cached + o_dim[:, None], mask=is_column[None, :] & is_dim[:, None], other=0.0)
+        p_cached = p_cached_key + (o_cached * cached_key_row + i_kv * cached_key_head)[:, None]
+        b_key = tl.load(p_cached + o_dim[None, :], mask=is_column[:, None] & is_dim[None, :], other=0.0)
         b_key = b_key.to(b_query.dtype)
         b_key_rest = b_key
         if REST > 0:
             b_key_rest = tl.load(
-                p_cached + o_rest[:, None], mask=is_column[None, :] & is_rest[:, None], other=0.0
+                p_cached + o_rest[None, :], mask=is_column[:, None] & is_rest[None, :], other=0.0
             ).to(b_query.dtype)
         if ONCE:
-            b_value = tl.trans(b_key)
+            b_value = b_key
         else:
             p_cached = p_cached_value + (o_cached * cached_value_row + i_kv * cached_value_head)[:, None]
             b_value = tl.load(
@@ -345,9 +346,9 @@ def _split_kernel(
             )
         b_peak, b_sum, b_out = _attend(
             b_query, b_rest, b_key, b_key_rest, b_value.to(b_query.dtype),
-            is_row[:, None] & is_column[None, :], scale * key_scale, value_scale,
-            b_peak, b_sum, b_out, REST, EXACT,
+            is_row[:, None] & is_column[None, :], scale * key_scale, b_peak, b_sum, b_out, REST, EXACT,
         )  # fmt: skip
+    b_out = b_out * value_scale  # of the prefix alone
 
     if i_split == SPLITS - 1:
         b_peak, b_sum, b_out = _over_tree(
