@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ from toolkit.release.request import Acceptance
 from toolkit.service.processes import ProcessId, boot_id, since_boot
 
 _FILE = "experiment.json"
+_ASIDE = "experiment-aside.json"
 _SAME = 2.0  # seconds by which the two clocks may differ without being told
 
 
@@ -132,6 +134,30 @@ def prolong(paths: ServicePaths, experiment: Experiment, seconds: float) -> Expe
 
 def _timed(timer: dict[str, Any], seconds: float, *, rough: bool) -> dict[str, Any]:
     return {**timer, "deadline": round(since_boot() + seconds, 3), "rough": rough}
+
+
+def set_aside(paths: ServicePaths) -> None:
+    """Take the record out of the way of a change that may come to nothing; its timer goes away by itself."""
+    try:
+        (paths.state / _FILE).replace(paths.state / _ASIDE)
+    except FileNotFoundError:
+        drop_aside(paths)  # of an earlier change
+
+
+def take_back(paths: ServicePaths, release: str) -> Experiment | None:
+    """What was set aside, on record again where it is this release that is on trial; may be repeated."""
+    with contextlib.suppress(FileNotFoundError):
+        (paths.state / _ASIDE).replace(paths.state / _FILE)
+    experiment = read_experiment(paths)
+    if experiment is not None and experiment.release == release:
+        return experiment
+    forget_experiment(paths)
+    return None
+
+
+def drop_aside(paths: ServicePaths) -> None:
+    """Forget what was set aside."""
+    (paths.state / _ASIDE).unlink(missing_ok=True)
 
 
 def forget_experiment(paths: ServicePaths) -> None:

@@ -14,7 +14,13 @@ from typing import Any
 
 from toolkit.errors import ToolkitError
 from toolkit.release import ending
-from toolkit.release.experiment import forget_experiment, read_experiment
+from toolkit.release.experiment import (
+    drop_aside,
+    forget_experiment,
+    read_experiment,
+    set_aside,
+    take_back,
+)
 from toolkit.release.history import stopped_on_request
 from toolkit.release.host import ServiceHost
 from toolkit.release.judge import judge
@@ -22,6 +28,7 @@ from toolkit.release.launches import compare_launches
 from toolkit.release.ready import wait_for_token
 from toolkit.release.request import RELEASING, Acceptance, Outcome, Request, Status
 from toolkit.release.space import require_space
+from toolkit.release.spawn import spawn_timer
 from toolkit.release.steps import NotBegunError, StepFailedError, Steps, failing
 from toolkit.release.store import PENDING_FILE, Release
 from toolkit.service.manager import ProcessStatus
@@ -81,10 +88,14 @@ class Transaction:
         if "stop_old" not in begun:
             reason = f"{self._steps.reason()}it was interrupted"
             return self._end("not_started", f"{reason} before anything was changed", reason=reason)
-        if "commit" not in begun or "stop_new" in begun:
+        onward = self._request.kind == "return" and "stop_new" not in begun
+        if not onward and ("commit" not in begun or "stop_new" in begun):
             return self._undo(f"{self._steps.reason()}it was interrupted at step {begun[-1]}")
         try:
-            if not self._stopping:
+            if onward and "commit" not in begun:
+                with failing():  # else the experiment would stay for good
+                    self._go(self._target())
+            elif not self._stopping:
                 with failing():
                     self._ensure_serving(self._target())
         except StepFailedError as failure:
@@ -127,7 +138,7 @@ class Transaction:
         step = self._steps.step
         old = "stopping the old release" if self._request.base else "seeing that nothing serves"
         with step("stop_old", old, announced=True) as data:
-            forget_experiment(self._host.paths)
+            set_aside(self._host.paths)
             # What is not accepted yet must not be started by a reboot.
             self._host.manager(self._serving_unit()).disable()
             self._stop(data)
@@ -188,6 +199,7 @@ class Transaction:
         try:
             with self._steps.step("commit", f"{release} is accepted"):
                 ending.commit(self._host, self._request, self._target())
+                drop_aside(self._host.paths)
         except StepFailedError as failure:
             return self._undo(failure.reason, failure.hint)
         runs = self._host.process_status().active
@@ -208,16 +220,19 @@ class Transaction:
 
     def _undo(self, reason: str, hint: str | None = None) -> Outcome:
         """Return to the base, or leave a first deploy stopped."""
-        forget_experiment(self._host.paths)
         base = self._request.base
+        experiment = read_experiment(self._host.paths)
+        if experiment is None or experiment.release != base:  # else it is on trial again already
+            forget_experiment(self._host.paths)
         if base is None:
             return self._undo_first(reason, hint)
         try:
             if not self._base_runs(base):
                 self._return_to(base)
+            trial = self._try_again(base)
             if not self._base_should_run():
                 state = "is to be stopped" if self._stopping else "stopped, as it was before"
-                message = f"{reason}; {base} is current again and {state}"
+                message = f"{reason}; {base} is current again and {state}{trial}"
                 return self._end("rolled_back", message, reason=reason, hint=hint)
             self._enable(self._store.get(base))
             with self._steps.step("ready_old", f"waiting for a real token of {base}"):
@@ -228,7 +243,7 @@ class Transaction:
             hint = failure.hint or f"ddtoolkit logs {name}; then ddtoolkit start {name}"
             return self._end("rollback_failed", reason, reason=reason, hint=hint)
         self._report_base(base)
-        return self._end("rolled_back", f"{reason}; {base} serves again", reason=reason, hint=hint)
+        return self._end("rolled_back", f"{reason}; {base} serves again{trial}", reason=reason, hint=hint)
 
     def _undo_first(self, reason: str, hint: str | None) -> Outcome:
         message, stopped = f"{reason}; there is no earlier release, the service is stopped", True
@@ -258,6 +273,19 @@ class Transaction:
                 if (why := release.environment_damage()) is not None:
                     raise ToolkitError(why)
                 self._host.manager(release.unit).start(release.path)
+
+    def _try_again(self, base: str) -> str:
+        """Let the experiment go on that this change was to end, where it returned to it; in words."""
+        experiment = None
+        with contextlib.suppress(OSError):
+            if self._request.kind != "return":  # whose time is over
+                experiment = take_back(self._host.paths, base)
+            drop_aside(self._host.paths)
+        if experiment is None:
+            return ""
+        with self._steps.attempt("experiment", f"{base} is on trial again"):
+            spawn_timer(self._host)
+        return f", an experiment that {experiment.ends}"
 
     def _install(self, release_id: str) -> None:
         """Of what stays stopped: else `systemctl start` would start the release that it returned from."""
