@@ -8,6 +8,10 @@ from test_recovery import die_at, recover
 from toolkit.release import history
 from toolkit.release.control import stop
 from toolkit.release.experiment import prolong, read_experiment
+from toolkit.release.request import Acceptance
+from toolkit.release.view import status
+
+TRIED = Acceptance(("/bin/sh", "-c", """echo '{"mode": "experiment"}' > "$4\"""", "sh"), {}, 10.0)
 
 
 @pytest.fixture
@@ -97,3 +101,28 @@ def test_a_stop_after_an_end_that_was_killed_leaves_its_base(trial, monkeypatch,
     assert stop(service.layout, service.name, on_event=events.append).status == "committed"
     assert "start_new" not in [event.step for event in events if event.state == "begin"]
     assert (service.mark(), service.host.store.current()) == (None, first)
+
+
+def test_one_that_cannot_return_is_warned_of(service, tmp_path):
+    fault = tmp_path / "fault"
+    plain = service.unit("x", "--mark", "one").argv
+    unless = ("/bin/sh", "-c", f'test -e {fault} && exit 9; exec "$@"', "sh")
+    first, second = service.stage("one", argv=(*unless, *plain)), service.stage("two")
+    change(service, "deploy", first)
+    change(service, "experiment", second, first, acceptance=TRIED, experiment_seconds=3600)
+    warned = "the experiment did not return to its base, and what it tried stays"
+
+    def warnings():
+        return [item for item in status(service.layout, service.name).warnings if item.startswith(warned)]
+
+    assert warnings() == []
+    fault.touch()  # its base does not come up
+    prolong(service.paths, read_experiment(service.paths), 0.3)
+    wait_until(lambda: history.read(service.paths)[-1].kind == "return", 20)
+    assert history.read(service.paths)[-1].outcome == "rolled_back"
+    assert (service.mark(), read_experiment(service.paths)) == ("two", None)
+    assert len(warnings()) == 1
+    fault.unlink()
+    wait_until(lambda: service.host.lock.holder() is None)
+    outcome, _ = change(service, "rollback", first, second, acceptance=ACCEPTS)
+    assert (outcome.status, warnings()) == ("committed", [])

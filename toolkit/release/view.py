@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import ipaddress
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -138,6 +138,7 @@ def status(layout: Layout, name: str) -> ServiceStatus:
                 process,
                 survives_reboot=manager.survives_reboot,
                 mute=state == "running" and not healthy,
+                stays=_stays(current, common),
             )
         ),
         log=tuple(manager.log_tail(_FAILED_LINES)) if process.state == "failed" else (),
@@ -284,9 +285,28 @@ def _experiment(host: ServiceHost) -> dict[str, Any] | None:
     }
 
 
+def _stays(release: Release, common: Mapping[str, Any]) -> bool:
+    """Whether what an experiment tried stays, though nothing but its correctness was judged."""
+    transaction = common["transaction"]
+    if common["experiment"] is not None or (transaction is not None and transaction["state"] == "running"):
+        return False
+    return (release.acceptance or {}).get("mode") == "experiment"
+
+
 def _warnings(
-    release: Release, unit: Unit, process: ProcessStatus, *, survives_reboot: bool, mute: bool
+    release: Release,
+    unit: Unit,
+    process: ProcessStatus,
+    *,
+    survives_reboot: bool,
+    mute: bool,
+    stays: bool,
 ) -> Iterator[str]:
+    if stays:
+        yield (
+            "the experiment did not return to its base, and what it tried stays, judged by its correctness "
+            f"alone: ddtoolkit history {unit.name} says why, ddtoolkit rollback {unit.name} returns"
+        )
     if (why := release.altered()) is not None:
         yield f"{why} ({release.sound_again(unit.name)})"
     if not _loopback(unit.host) and "api-key" not in unit.secrets:
