@@ -15,6 +15,7 @@ from toolkit.deploy.judging import Judging
 from toolkit.deploy.kept_secrets import with_kept_secrets
 from toolkit.deploy.record import Recorded, record
 from toolkit.deploy.swap import overtakes, swap_changes, swap_command
+from toolkit.deploy.swapped import Swapped
 from toolkit.deploy.watcher import NOBODY
 from toolkit.drift.find import find
 from toolkit.errors import ToolkitError
@@ -48,7 +49,9 @@ def test_it_is_planned_told_recorded_and_no_drift(staged: Site) -> None:
     # A deploy with the same value only has to put on record that it was given it.
     again = staged.json("plan", "local.yaml", *rate)
     assert (steps(again), again["undone_swaps"]) == (["record", "start"], [])
-    assert again["steps"][0]["reasons"] == [f"deployed with --set {RATE}=9MB"]
+    given, swapped = again["steps"][0]["reasons"]
+    assert given == f"deployed with --set {RATE}=9MB"
+    assert swapped == f"{RATE}: swapped before, and deployed now"
     planned = staged.json("plan", "local.yaml")
     assert steps(planned) == ["record", "start"]
     assert [change["key"] for change in planned["undone_swaps"]] == [RATE]
@@ -58,6 +61,41 @@ def test_it_is_planned_told_recorded_and_no_drift(staged: Site) -> None:
     (entry,) = staged.json("history")
     assert (entry["kind"], entry["outcome"]) == ("record", "committed")
     assert entry["changes"] == [{"key": RATE, "old": None, "new": "9MB"}]
+
+
+def test_a_key_with_its_deployed_value_again_is_no_swapped_one(staged: Site) -> None:
+    def swapped(value: str) -> list[str]:
+        assert staged.run("swap", "--set", f"{RATE}={value}").returncode == 0
+        return list(staged.status["config"]["swapped"])
+
+    assert [swapped(value) for value in ("9MB", "8MB", "null", "7MB")] == [[RATE], [RATE], [], [RATE]]
+    # Nor is one to which the profile has come meanwhile, once that was deployed.
+    text = staged.profile.read_text().replace("host: {", "host: {download_rate: 7MB, ")
+    staged.profile.write_text(text)
+    planned = staged.json("plan", "local.yaml")
+    assert (steps(planned), planned["changes"]) == (["record", "start"], [])
+    assert planned["steps"][0]["reasons"] == [f"{RATE}: swapped before, and deployed now"]
+
+
+def test_a_key_is_held_against_the_last_deploy_through_a_trial(staged: Site) -> None:
+    base, tried = on_trial(staged)
+    budget, before = "speculative.budget", base.profile["speculative"]["budget"]
+    changed = {**tried.profile, "service": {**tried.profile["service"], "stop_timeout": "5s"}}
+    stop = Change("service.stop_timeout", base.profile["service"]["stop_timeout"], "5s")
+    # As a swap sees them that ends the experiment: against what it returns to.
+    once = Swapped.after(tried, (Change(budget, before, 20), stop), changed)
+    assert once == Swapped((stop.key, budget), {stop.key: stop.old, budget: before})
+    tried.record(changed, swapped=once.keys, deployed=once.deployed, sources={})
+    changed["speculative"] = base.profile["speculative"]
+    assert Swapped.of(tried) == once
+    assert Swapped.after(tried, (stop,), changed) == Swapped((stop.key,), {stop.key: stop.old})
+
+
+def test_of_a_release_that_tells_no_deployed_values_every_swapped_key_is_told(staged: Site) -> None:
+    base, release = on_trial(staged)
+    release.record(base.profile, swapped=["speculative.budget"], sources={})
+    assert (release.swapped, release.deployed) == (("speculative.budget",), {})
+    assert Swapped.after(release, (), release.profile).keys == release.swapped
 
 
 def test_what_is_changed_while_a_command_waits_for_the_lock_is_in_its_diff(staged: Site) -> None:
@@ -111,7 +149,7 @@ def on_trial(staged: Site) -> tuple[Release, Release]:
     base = store.current()
     assert base is not None
     profile = base.profile
-    profile["speculative"]["budget"] = 20
+    before, profile["speculative"]["budget"] = profile["speculative"]["budget"], 20
     name = store.new_id("f" * 64)
     tried = store.stage(
         name,
@@ -119,6 +157,7 @@ def on_trial(staged: Site) -> tuple[Release, Release]:
         unit=replace(base.unit, release=name),
         manifest=base.manifest,
         swapped=["speculative.budget"],
+        deployed={"speculative.budget": before},
     )
     store.switch(name)
     now = time.time()
@@ -330,13 +369,13 @@ def test_what_was_on_record_is_so_again_where_the_second_release_cannot_have_it(
     host = ServiceHost(layout_of(load_profile(str(staged.profile)).profile), "local")
     forget_experiment(host.paths)
     change = (Change("description", None, "new"),)
-    record(host, "one", [Recorded(tried, tried.profile, ["a"], {"local.yaml": b"old"})], change)
+    record(host, "one", [Recorded(tried, tried.profile, Swapped(("a",), {}), {"local.yaml": b"old"})], change)
     before = tried.recorded
     (base.path / "recorded.json").mkdir()
     monkeypatch.setattr("toolkit.release.store.Release.require_recordable", lambda _: None)
     wanted = [
-        Recorded(tried, tried.profile, ["b"], {"local.yaml": b"new"}),
-        Recorded(base, base.profile, ["b"]),
+        Recorded(tried, tried.profile, Swapped(("b",), {}), {"local.yaml": b"new"}),
+        Recorded(base, base.profile, Swapped(("b",), {})),
     ]
     with pytest.raises(ToolkitError, match=r"recorded\.json: cannot be written"):
         record(host, "two", wanted, change)

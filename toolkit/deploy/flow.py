@@ -10,6 +10,7 @@ from toolkit.deploy.judging import Judging
 from toolkit.deploy.prepare import Prepared
 from toolkit.deploy.record import Recorded, record, require_recordable
 from toolkit.deploy.releasing import NewRelease, build_here, provision, release, unprovisioned
+from toolkit.deploy.swapped import NOTHING_SWAPPED
 from toolkit.deploy.watcher import Watcher
 from toolkit.errors import ToolkitError
 from toolkit.profile.secrets import require_secrets
@@ -71,7 +72,9 @@ def deploy(
         if not plan.has("release"):
             recorded = None
             if prepared.current is not None and plan.has("record"):
-                wanted = Recorded(prepared.current, prepared.resolved.data, (), prepared.sources, asked)
+                wanted = Recorded(
+                    prepared.current, prepared.resolved.data, sources=prepared.sources, given=asked
+                )
                 recorded = record(session.host, command, [wanted], plan.changes)
             if not (plan.has("restart") or plan.has("start")):
                 return recorded
@@ -84,7 +87,7 @@ def deploy(
             prepared.profile,
             prepared.resolved.data,
             plan.changes,
-            (),
+            NOTHING_SWAPPED,
             prepared.sources,
             asked,
             built,

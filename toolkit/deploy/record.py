@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from toolkit.deploy.swapped import NOTHING_SWAPPED, Swapped
 from toolkit.errors import ToolkitError
 from toolkit.profile.changes import Change
 from toolkit.profile.given import Given
@@ -25,14 +26,14 @@ class Recorded:
     Attributes:
         release: the release.
         profile: resolved profile as a JSON object.
-        swapped: keys whose values came from a swap since the last deploy.
+        swapped: keys whose values came from a swap since the last deploy, and what that gave them.
         sources: the files that it was read from; none where it was read from no file.
         given: what the deploy was asked for; None leaves that of before.
     """
 
     release: Release
     profile: Mapping[str, Any]
-    swapped: Collection[str]
+    swapped: Swapped = NOTHING_SWAPPED
     sources: Mapping[str, bytes] = field(default_factory=dict)
     given: Given | None = None
 
@@ -69,7 +70,13 @@ def record(host: ServiceHost, command: str, wanted: Sequence[Recorded], changes:
     try:
         for item in wanted:
             done.append((item.release, item.release.recorded, item.release.sources()))
-            item.release.record(item.profile, swapped=item.swapped, sources=item.sources, given=item.given)
+            item.release.record(
+                item.profile,
+                swapped=item.swapped.keys,
+                deployed=item.swapped.deployed,
+                sources=item.sources,
+                given=item.given,
+            )
     except ToolkitError:
         for changed, before, sources in done:
             changed.restore_record(before, sources)

@@ -16,6 +16,7 @@ from toolkit.deploy.bases import bases_of
 from toolkit.deploy.judging import Judging, acceptance_of, comparison_of
 from toolkit.deploy.kept_secrets import with_kept_secrets
 from toolkit.deploy.reuse import built_already, discard_changed, fits
+from toolkit.deploy.swapped import Swapped
 from toolkit.deploy.watcher import Watcher
 from toolkit.errors import ToolkitError
 from toolkit.layout import Layout
@@ -45,7 +46,7 @@ class NewRelease:
         profile: what it serves.
         data: the profile as it is recorded.
         changes: of keys, against the release before.
-        swapped: keys whose values come from swaps.
+        swapped: keys whose values come from swaps, and what the last deploy gave them.
         sources: files of the profile by name, as they were read.
         given: what the deploy was asked for.
         built: manifest of a build that was made ahead; None builds here.
@@ -56,7 +57,7 @@ class NewRelease:
     profile: Profile
     data: dict[str, Any]
     changes: Sequence[Change]
-    swapped: tuple[str, ...]
+    swapped: Swapped
     sources: dict[str, bytes]
     given: Given
     built: dict[str, Any] | None = None
@@ -101,7 +102,8 @@ def release(
         manifest=manifest,
         sources=change.sources,
         changes=change.changes,
-        swapped=change.swapped,
+        swapped=change.swapped.keys,
+        deployed=change.swapped.deployed,
         given=change.given,
     )
     comparison = None

@@ -10,6 +10,7 @@ from toolkit.deploy.judging import Judging
 from toolkit.deploy.kept_secrets import keeps_secrets
 from toolkit.deploy.record import Recorded, record, require_recordable
 from toolkit.deploy.releasing import NewRelease, provision, release, unprovisioned
+from toolkit.deploy.swapped import Swapped
 from toolkit.deploy.watcher import Watcher
 from toolkit.errors import ConfigError
 from toolkit.profile.changes import Change
@@ -77,8 +78,8 @@ def swap(
             if given is not None:
                 raise unprovisioned(service.name, needed, current.given)
             provision(profile, service, watcher)
-        swapped = tuple({*current.swapped, *(change.key for change in changes)})
         data = profile.model_dump(mode="json", by_alias=True)
+        swapped = Swapped.after(current, changes, data)
         if not restarts(changes):
             return record(session.host, command, [Recorded(current, data, swapped), *ground], changes)
         kind: Kind = "swap" if judging.experiment_seconds is None else "experiment"
@@ -150,5 +151,5 @@ def _ground_too(host: ServiceHost, current: Release, sets: Sequence[str]) -> lis
     profile, changes = change_profile(ground.profile, sets)
     if not changes:
         return []
-    swapped = {*ground.swapped, *(change.key for change in changes)}
-    return [Recorded(ground, profile.model_dump(mode="json", by_alias=True), swapped)]
+    data = profile.model_dump(mode="json", by_alias=True)
+    return [Recorded(ground, data, Swapped.after(ground, changes, data))]

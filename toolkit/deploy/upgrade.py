@@ -8,6 +8,7 @@ from toolkit.build.for_profile import environment_of
 from toolkit.deploy.judging import Judging
 from toolkit.deploy.kept_secrets import keeps_secrets
 from toolkit.deploy.releasing import NewRelease, release, require_made
+from toolkit.deploy.swapped import Swapped
 from toolkit.deploy.watcher import Watcher
 from toolkit.profile.loading import profile_from_data
 from toolkit.profile.secrets import require_secrets
@@ -74,6 +75,6 @@ def _release_again(
         given = {}
     if given is None:
         require_secrets(profile)
-    kept = current.swapped, current.sources(), current.given
+    kept = Swapped.of(current), current.sources(), current.given
     change = NewRelease("deploy", command, profile, current.profile, (), *kept)
     return release(session, change, current, watcher, judging, given)

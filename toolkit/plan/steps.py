@@ -195,7 +195,7 @@ def make_plan(service: str, desired: Desired, observed: Observed) -> Plan:
     if changes and not release:
         steps.append(Step("record", tuple(map(_difference, changes))))
     elif not release and (given := _given_anew(desired, observed)):
-        steps.append(Step("record", (given,)))
+        steps.append(Step("record", given))
     steps += _serving(desired, observed, release)
     restarted = any(step.action == "restart" for step in steps)
     return Plan(
@@ -268,13 +268,17 @@ def _lost(release: CurrentRelease, desired: Desired, changes: Sequence[Change]) 
     return release.given.lost(desired.given, [change.key for change in changes])
 
 
-def _given_anew(desired: Desired, observed: Observed) -> str:
-    """Why what the deploy was given goes on record, although no value differs; "" where it is there."""
-    release = observed.release
-    if release is None or observed.trial or desired.given.lays_the_same(release.given):
-        return ""
-    options = shlex.join(desired.given.options)
-    return f"deployed with {options}" if options else "deployed without overlay and --set"
+def _given_anew(desired: Desired, observed: Observed) -> tuple[str, ...]:
+    """Why what the deploy was given goes on record, although no value differs; nothing where it is there."""
+    release, reasons = observed.release, []
+    if release is None or observed.trial:
+        return ()
+    if not desired.given.lays_the_same(release.given):
+        options = shlex.join(desired.given.options)
+        reasons.append(f"deployed with {options}" if options else "deployed without overlay and --set")
+    if release.swapped:
+        reasons.append(f"{', '.join(release.swapped)}: swapped before, and deployed now")
+    return tuple(reasons)
 
 
 def _undone(

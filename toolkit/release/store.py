@@ -55,7 +55,10 @@ class Release:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """`id`, `digest`, `created`, `changes`, `swapped`, `given`, `files` (SHA-256 of canonical JSON)."""
+        """`id`, `digest`, `created`, `changes`, `swapped`, `deployed`, `given`, `files`.
+
+        `files` has the SHA-256 of each file's canonical JSON.
+        """
         return self._read(_META_FILE)
 
     @property
@@ -103,6 +106,12 @@ class Release:
         return tuple(key for key in keys if isinstance(key, str)) if isinstance(keys, list) else ()
 
     @property
+    def deployed(self) -> dict[str, Any]:
+        """What the deploy gave the swapped keys, as far as that is known."""
+        values = self._recorded.get("deployed", self._meta_or_none.get("deployed"))
+        return values if isinstance(values, dict) else {}
+
+    @property
     def given(self) -> Given:
         """What its deploy was asked for, or that of the release whose keys a swap changed."""
         return Given.from_json(self._recorded.get("given", self._meta_or_none.get("given")))
@@ -135,6 +144,7 @@ class Release:
         swapped: Collection[str],
         sources: Mapping[str, bytes],
         given: Given | None = None,
+        deployed: Mapping[str, Any] | None = None,
     ) -> None:
         """Let its profile be this one, which would be served alike; what it was made from stays as it is.
 
@@ -143,12 +153,14 @@ class Release:
             swapped: keys whose values came from a swap since the last deploy.
             sources: profile files as the user wrote them, by file name; none leaves those of before.
             given: what the deploy was asked for; None leaves that of before.
+            deployed: what the last deploy gave the swapped keys.
 
         Raises:
             ToolkitError: it cannot be written; the profile is as before.
         """
         asked = self.given if given is None else given
         value = {"profile": dict(profile), "swapped": sorted(swapped), "given": asked.to_json()}
+        value["deployed"] = dict(deployed or {})
         try:
             for name, data in sources.items():
                 replace_file(self.path / _SOURCES / Path(name).name, data, 0o444)
@@ -357,6 +369,7 @@ class Store:
         changes: Sequence[Change] = (),
         swapped: Collection[str] = (),
         given: Given | None = None,
+        deployed: Mapping[str, Any] | None = None,
     ) -> Release:
         """Write a new release; nothing serves it yet.
 
@@ -369,6 +382,7 @@ class Store:
             changes: keys that differ from the release before.
             swapped: keys whose values came from a swap since the last deploy.
             given: what its deploy was asked for.
+            deployed: what the last deploy gave the swapped keys.
 
         Raises:
             ToolkitError: the disk is full or the folder cannot be written; nothing is left behind.
@@ -387,6 +401,7 @@ class Store:
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "changes": [asdict(change) for change in changes],
             "swapped": sorted(swapped),
+            "deployed": dict(deployed or {}),
             "given": (given or Given()).to_json(),
             "files": {name: _sha256(json.loads(data)) for name, data in made.items()},
         }
