@@ -1,6 +1,8 @@
 """Services with an API key: what `test` uses for one, and when a missing one is told."""
 
+import os
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -8,10 +10,13 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Command
+from toolkit.files import Record
 from toolkit.layout import Layout
 from toolkit.profile.loading import load_profile
 from toolkit.release.store import Store, content_digest, prepare_layout
 from toolkit.service.command import release_unit
+from toolkit.service.processes import identify
+from toolkit.service.supervision import STATUS_FILE, Supervision
 
 
 @pytest.fixture
@@ -39,7 +44,7 @@ def server() -> Iterator[ThreadingHTTPServer]:
 
 @pytest.fixture
 def secrets_file(tmp_path: Path, server: ThreadingHTTPServer) -> Path:
-    """A release of `local-cpu` with a key is current there; where its secrets belong."""
+    """A release of `local-cpu` with a key is current, and served from here; where its secrets belong."""
     root = tmp_path / "root"
     sets = (f"host.root={root}", f"service.port={server.server_port}", "service.api_key={env: TEST_KEY}")
     loaded = load_profile("local-cpu", sets=sets)
@@ -54,6 +59,10 @@ def secrets_file(tmp_path: Path, server: ThreadingHTTPServer) -> Path:
     record = tmp_path / "home" / ".local" / "state" / "ddtoolkit" / "services" / "local-cpu.json"
     record.parent.mkdir(parents=True)
     record.write_text(f'{{"root": "{root}"}}')
+    paths.supervisor.mkdir()
+    supervision = Record(paths.supervisor / STATUS_FILE)
+    Supervision("running", "", time.time(), release, "mark", process=identify(os.getpid())).write(supervision)
+    supervision.close()
     assert unit.secrets_file is not None
     return Path(unit.secrets_file)
 

@@ -1,6 +1,7 @@
 """Keys that the server does not depend on: what is told and kept of a change; a release, but no server."""
 
 import json
+import os
 import re
 import shlex
 import socket
@@ -96,6 +97,19 @@ def test_of_a_release_that_tells_no_deployed_values_every_swapped_key_is_told(st
     release.record(base.profile, swapped=["speculative.budget"], sources={})
     assert (release.swapped, release.deployed) == (("speculative.budget",), {})
     assert Swapped.after(release, (), release.profile).keys == release.swapped
+
+
+def test_a_stranger_on_the_port_is_told_in_place_of_a_row_a_check(staged: Site) -> None:
+    with socket.create_server(("127.0.0.1", staged.port)):
+        shown = staged.run("test")
+    assert shown.returncode == 1
+    assert shown.stderr.startswith(
+        f"error: local: port {staged.port} on 127.0.0.1 is held by process {os.getpid()} ("
+    )
+    assert shown.stderr.endswith(
+        "), which is not its server: local is stopped\n"
+        "  next: stop what holds it; then: ddtoolkit start local\n"
+    )
 
 
 def test_what_is_changed_while_a_command_waits_for_the_lock_is_in_its_diff(staged: Site) -> None:

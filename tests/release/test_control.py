@@ -51,6 +51,20 @@ def test_a_test_of_another_server_on_the_port_says_whose_it_is(service):
     assert caught.value.hint == "stop what holds it; then: ddtoolkit restart stub"
 
 
+def test_a_test_beside_a_service_that_is_stopped_names_who_holds_its_port(service):
+    release = service.stage("one")
+    service.host.store.switch(release.id)
+    held = rf"is held by process {os.getpid()} \(.+\), which is not its server: stub is stopped$"
+    with (
+        socket.create_server((release.unit.host, release.unit.port)),
+        pytest.raises(ToolkitError, match=held) as caught,
+    ):
+        run_test(Deployed(service.name, service.layout), lambda _: None)
+    assert caught.value.hint == "stop what holds it; then: ddtoolkit start stub"
+    with pytest.raises(ToolkitError, match="stub: there is nothing to test: it is stopped"):
+        run_test(Deployed(service.name, service.layout), lambda _: None)
+
+
 def told(service):
     return dict(describe_status(status(service.layout, service.name).to_json()))
 

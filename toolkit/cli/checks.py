@@ -199,7 +199,7 @@ def _settings(
 ) -> tuple[Settings, dict[str, str]]:
     """What is to be tested, and the keys that are stored for it."""
     from toolkit.acceptance.settings import settings_from_data
-    from toolkit.deploy.testing import settings_of
+    from toolkit.deploy.testing import require_own_server, settings_of
     from toolkit.release.locate import find_service
 
     if url is not None:
@@ -213,4 +213,6 @@ def _settings(
                 raise ConfigError(f"--api-key-env: the variable {api_key_env} is not set")
             data["api_key"] = {"env": api_key_env}
         return settings_from_data(data, source="--url"), {}
-    return settings_of(find_service(name), level)
+    service = find_service(name)
+    require_own_server(service)
+    return settings_of(service, level)

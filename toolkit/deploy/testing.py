@@ -36,6 +36,27 @@ def settings_of(service: Deployed, level: Level | None) -> tuple[Settings, dict[
     return settings_for(profile_from_data(release.profile), release.unit.url, level=level), keys
 
 
+def require_own_server(service: Deployed) -> None:
+    """Make sure that nobody else's server is taken for the service's, as far as that can be known.
+
+    Raises:
+        ConfigError: nothing is deployed.
+        ToolkitError: another process listens on its port; names it.
+    """
+    unit = current_release(service).unit
+    status = ServiceHost(service.layout, service.name).process_status()
+    other = ports.foreign_listener(unit.port, status.pid)
+    if not other:
+        return
+    whose = f" (pid {status.pid})" if status.pid else f": {service.name} is {status.state}"
+    again = "restart" if status.active else "start"
+    held = f"port {unit.port} on {unit.host} is held by process {other}"
+    raise ToolkitError(
+        f"{service.name}: {held}, which is not its server{whose}",
+        hint=f"stop what holds it; then: ddtoolkit {again} {service.name}",
+    )
+
+
 def run_test(service: Deployed, on_progress: Callable[[dict[str, Any]], None]) -> Report:
     """Run the checks of level `quick`; restarts nothing and takes no lock.
 
@@ -49,18 +70,12 @@ def run_test(service: Deployed, on_progress: Callable[[dict[str, Any]], None]) -
     """
     from toolkit.acceptance import run_acceptance
 
-    unit = current_release(service).unit
+    require_own_server(service)
     status = ServiceHost(service.layout, service.name).process_status()
     if not status.active:
         raise ToolkitError(
             f"{service.name}: there is nothing to test: it is {status.state}",
             hint=f"ddtoolkit status {service.name}; then: ddtoolkit start {service.name}",
-        )
-    if status.pid is not None and (other := ports.foreign_listener(unit.port, status.pid)):
-        raise ToolkitError(
-            f"{service.name}: port {unit.port} on {unit.host} is held by process {other}, which is not its "
-            f"server (pid {status.pid})",
-            hint=f"stop what holds it; then: ddtoolkit restart {service.name}",
         )
     settings, keys = settings_of(service, "quick")
     return run_acceptance(settings, on_progress, keys=keys)

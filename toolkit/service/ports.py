@@ -46,15 +46,16 @@ def listener(port: int) -> str:
     return ""
 
 
-def foreign_listener(port: int, pid: int) -> str:
+def foreign_listener(port: int, pid: int | None) -> str:
     """Who listens on TCP `port`, as `pid (name)`, if neither `pid` nor a process below it does; else "".
 
-    A server that could not bind may be alive for a while yet, beside another one that answers in its place.
+    Without a `pid` that is whoever listens. A server that could not bind may be alive for a while yet, beside
+    another one that answers in its place.
     """
     sockets = _listening_sockets(port)
     if not sockets:
         return ""
-    for own in (pid, *(stat.pid for stat in descendants(pid))):
+    for own in () if pid is None else (pid, *(stat.pid for stat in descendants(pid))):
         folder = Path("/proc") / str(own)
         if _holds(folder, sockets) or not os.access(folder / "fd", os.R_OK):
             return ""
