@@ -229,6 +229,17 @@ def test_change_profile_refuses_as_files_do(small):
     assert found.startswith("the stored profile: speculative.budget: 3 is below block_size - 1 = 7")
 
 
+def test_differences_of_a_secret_s_command_tell_no_arguments(small):
+    """They are shown, and stay in the history."""
+    key = "service.api_key.command"
+    commands = [
+        {"service": {"api_key": {"command": words}}} for words in (["vault", "-t", "one"], ["vault", "two"])
+    ]
+    assert differences(*commands) == [Change(key, ["vault", "..."], ["vault", "..."])]
+    alone = {"service": {"api_key": {"command": ["/usr/bin/key"]}}}
+    assert differences(alone, commands[0]) == [Change(key, ["/usr/bin/key"], ["vault", "..."])]
+
+
 def test_differences_see_sections_lists_and_new_keys(small):
     base = load_profile(str(small)).profile
     other = load_profile(

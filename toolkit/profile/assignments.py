@@ -10,7 +10,7 @@ from typing import Any
 from toolkit.errors import Problem
 from toolkit.profile.nodes import KeyPath, Node, Place, SyntaxProblem, compose, format_path
 from toolkit.profile.reading import unknown_key
-from toolkit.profile.shape import Shape, profile_shape
+from toolkit.profile.shape import Shape, is_secret, profile_shape
 
 SET = Place("--set")
 
@@ -116,7 +116,7 @@ def _value(path: KeyPath, raw: str) -> tuple[Node | None, Problem | None]:
         return None, replace(stop.problem, key=format_path(path), line=None, column=None)
     if problems:
         return None, replace(problems[0], key=format_path(path), line=None, column=None)
-    if node is not None and (key := _told_command(node, shape, path, secret=_of_secret(path))):
+    if node is not None and (key := _told_command(node, shape, path, secret=is_secret(path))):
         # Whoever is on this machine sees arguments in proc(5), and whoever reads it, in the history.
         said = "is a command with arguments, which are no secret on a command line nor in the history"
         return None, SET.problem(said, key=format_path(key), hint="write it into the profile or an overlay")
@@ -133,15 +133,6 @@ def _told_command(node: Node, shape: Shape, path: KeyPath, *, secret: bool) -> K
         if below is not None and (found := _told_command(child, below, (*path, name), secret=secret)):
             return found
     return None
-
-
-def _of_secret(path: KeyPath) -> bool:
-    shape: Shape | None = profile_shape()
-    for part in path:
-        shape = shape.child(part) if shape is not None else None
-        if shape is not None and shape.secret:
-            return True
-    return False
 
 
 def _find(path: KeyPath) -> tuple[Shape | None, Problem | None]:

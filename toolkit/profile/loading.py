@@ -22,6 +22,7 @@ from toolkit.profile.lookup import find_overlay, find_profile, is_path, profile_
 from toolkit.profile.nodes import MAX_BYTES, KeyPath, Node, Place, SyntaxProblem, compose, decode, format_path
 from toolkit.profile.reading import Reading, read, validate
 from toolkit.profile.schema import Profile
+from toolkit.profile.shape import is_secret
 
 STORED = "the stored profile"
 
@@ -209,15 +210,26 @@ def profile_from_data(data: Mapping[str, Any]) -> Profile:
 
 
 def differences(old: Profile | Mapping[str, Any], new: Profile | Mapping[str, Any]) -> list[Change]:
-    """Keys whose values differ between two profiles (or their JSON forms), in order of key path."""
+    """Keys whose values differ between two profiles (or their JSON forms), in order of key path.
+
+    Changes are shown and stay in the history: of a secret's command they have no arguments, which may hold
+    more than they should.
+    """
     before, after = dict(_leaves(_data(old))), dict(_leaves(_data(new)))
     keys = sorted(before.keys() | after.keys(), key=format_path)
     pairs = [(key, before.get(key), after.get(key)) for key in keys]
     return [
-        Change(format_path(key), one, other)
+        Change(format_path(key), _told(key, one), _told(key, other))
         for key, one, other in pairs
         if one != other and one != {} != other
     ]
+
+
+def _told(key: KeyPath, value: Any) -> Any:
+    """A value as a change has it."""
+    if not isinstance(value, list) or len(value) < 2 or not is_secret(key):
+        return value
+    return [value[0], "..."]
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,16 @@ def profile_shape() -> Shape:
     return _shape(schema, schema.get("$defs", {}))
 
 
+def is_secret(path: KeyPath) -> bool:
+    """Whether a key is one of a reference to a secret, or the reference itself."""
+    shape: Shape | None = profile_shape()
+    for part in path:
+        shape = shape.child(part) if shape is not None else None
+        if shape is not None and shape.secret:
+            return True
+    return False
+
+
 # What SGLang and others call it.
 _OTHERS_WORDS = {
     "host": "bind",
