@@ -1,9 +1,11 @@
 """What a terminal would obey is shown instead."""
 
+import json
+
 import pytest
 import typer
 
-from toolkit.cli.output import answer, confirm, say, table
+from toolkit.cli.output import answer, confirm, emit, say, table
 from toolkit.visible import visible
 
 HOSTILE = "a\x1b[2Jb\x07\x9b31m\r\n\tc\rd\u202ee"
@@ -33,3 +35,11 @@ def test_whatever_commands_print_passes_through_it(
     assert "x\ufffdy" in shown.out
     assert "\x1b" not in shown.out
     assert asked == [SHOWN]
+
+
+def test_json_has_the_same_values_and_nothing_that_is_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
+    emit({"shown": HOSTILE, "plain": "Grüße"})
+    shown = capsys.readouterr().out
+    assert json.loads(shown) == {"shown": HOSTILE, "plain": "Grüße"}
+    assert visible(shown) == shown
+    assert "Grüße" in shown

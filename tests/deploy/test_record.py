@@ -99,6 +99,14 @@ def test_of_a_release_that_tells_no_deployed_values_every_swapped_key_is_told(st
     assert Swapped.after(release, (), release.profile).keys == release.swapped
 
 
+def test_a_server_s_output_is_shown_and_not_obeyed(staged: Site) -> None:
+    """A server may log what its clients send."""
+    log = layout_of(load_profile(str(staged.profile)).profile).service("local").log
+    log.write_bytes(b"prompt: \x1b]0;own\x07 \xc2\x9b2J\n")
+    assert staged.run("logs").stdout == "prompt: \ufffd]0;own\ufffd \ufffd2J\n"
+    assert staged.json("logs")["lines"] == ["prompt: \x1b]0;own\x07 \x9b2J"]
+
+
 def test_a_stranger_on_the_port_is_told_in_place_of_a_row_a_check(staged: Site) -> None:
     with socket.create_server(("127.0.0.1", staged.port)):
         shown = staged.run("test")

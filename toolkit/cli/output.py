@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from toolkit.errors import ConfigError, ToolkitError
-from toolkit.visible import visible
+from toolkit.visible import escaped, visible
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -53,7 +53,7 @@ _emitted: list[bool] = []  # whether the one JSON document of this command is ou
 def emit(value: Any) -> None:
     """Print `value` as JSON for programs, the only document of a command."""
     _emitted.append(True)
-    text = json.dumps(value, indent=2, ensure_ascii=False)
+    text = escaped(json.dumps(value, indent=2, ensure_ascii=False))
     try:
         text.encode(sys.stdout.encoding)
     except UnicodeEncodeError:  # by the locale, or a name that is no UTF-8 and came as surrogates

@@ -120,7 +120,7 @@ def logs(
             if as_json:
                 emit_line({"line": line})
             else:
-                typer.echo(line)
+                answer(line)
     except StoppedWatchingError:
         # The usual way to end it, so nothing is said.
         raise typer.Exit(EXIT_INTERRUPTED) from None

@@ -123,7 +123,7 @@ def stream(name: str | None, where: Where, *, lines: int, follow: bool, as_json:
             def heard(message: dict[str, Any]) -> None:
                 line = message.get("line", "")
                 if not as_json:
-                    typer.echo(f"{front}{line}")
+                    answer(f"{front}{line}")
                 elif follow:
                     emit_line({"host": host, "line": line})
                 else:
