@@ -310,6 +310,23 @@ def test_a_report_that_could_not_be_written_is_refused_before_the_checks(
     )
 
 
+def test_a_first_deploy_that_was_killed_is_told_and_taken_away(ddtoolkit: Command, tmp_path: Path) -> None:
+    record = tmp_path / "home" / ".local" / "state" / "ddtoolkit" / "services" / "local.json"
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps({"root": str(tmp_path / "root")}))
+    assert ddtoolkit("status").stdout == (
+        "no service is deployed here; begun, and not come to a release: local\n"
+    )
+    ends = "ddtoolkit uninstall local --purge takes away what it has made"
+    assert ends in ddtoolkit("status", "local").stderr
+    shown = ddtoolkit("uninstall", "--purge", "--yes")
+    assert shown.returncode == 0, shown.stderr
+    assert "\nuninstall: committed: local is removed: " in f"\n{shown.stderr}"
+    assert shown.stderr.endswith("; nothing of it is left on this machine\n")
+    assert list(tmp_path.iterdir()) == [tmp_path / "home"]
+    assert ddtoolkit("status").stdout == "no service is deployed here\n"
+
+
 def test_usage_errors_exit_with_two(ddtoolkit: Command) -> None:
     assert ddtoolkit("deploy", "profile").returncode == 2
     assert ddtoolkit("no-such-command").returncode == 2

@@ -9,7 +9,7 @@ from changes import change
 from stub_service import ACCEPTS, StubService
 
 from toolkit.errors import ConfigError, LockedError, ToolkitError
-from toolkit.layout import records
+from toolkit.layout import Layout, records
 from toolkit.life.uninstall import uninstall
 from toolkit.release import control, history
 from toolkit.release.claims import claim, removal
@@ -52,7 +52,28 @@ def test_purge_leaves_nothing_but_checkpoints(service, deployed):
     done = uninstall(deployed, purge=True, wait=0.0)
     assert left(service) == ["models/kimi@main/model.safetensors"]
     assert done.kept == [f"{service.layout.models}: checkpoints"]
+    assert done.message == f"stub is removed: {len(done.removed)} things"
     assert done.to_json()["outcome"]["hint"] is None
+
+
+def test_a_first_deploy_that_was_killed_before_its_first_folder_is_found_and_taken_away(service, tmp_path):
+    begun = Deployed("begun", Layout(tmp_path / "other"))
+    remember(begun)
+    assert (deployed_services(), find_removable(None)) == ([], begun)
+    done = uninstall(find_removable(None), purge=True, wait=0.0)
+    assert done.message.endswith("; nothing of it is left on this machine")
+    assert not (tmp_path / "other").exists()
+    assert not records().exists()
+    with pytest.raises(ConfigError, match="no service is deployed on this machine"):
+        find_removable(None)
+
+
+def test_of_two_that_were_begun_none_is_taken_for_the_other(service):
+    for name in ("one", "two"):
+        remember(Deployed(name, service.layout))
+    with pytest.raises(ConfigError, match="no service is deployed on this machine") as caught:
+        find_removable(None)
+    assert "ddtoolkit uninstall one --purge takes away what it has made" in caught.value.hint
 
 
 def test_with_another_service_only_its_own_goes(service, deployed):

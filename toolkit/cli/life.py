@@ -186,6 +186,7 @@ def uninstall(
         answer(f"removed {line}")
     for line in removal.kept:
         answer(f"kept {line}")
+    say(f"uninstall: committed: {removal.message}")
     if removal.hint is not None:
         say(f"  next: {removal.hint}")
 

@@ -141,9 +141,16 @@ def status(
         emit(shown)
         return
     if not shown:
-        answer("no service is deployed here")
+        answer(f"no service is deployed here{_begun_here()}")
     for item in shown:
         _show_status(item)
+
+
+def _begun_here() -> str:
+    from toolkit.release.locate import begun_services
+
+    names = ", ".join(service.name for service in begun_services())
+    return f"; begun, and not come to a release: {names}" if names else ""
 
 
 def _status_of_hosts(name: str | None, where: fleet.Where, *, as_json: bool) -> None:

@@ -52,13 +52,18 @@ class Removal:
     kept: list[str] = field(default_factory=list)
     hint: str | None = None
 
+    @property
+    def message(self) -> str:
+        """How it ended, in words."""
+        left = "" if self.kept else "; nothing of it is left on this machine"
+        return f"{self.service} is removed: {len(self.removed)} things{left}"
+
     def to_json(self) -> dict[str, Any]:
         """As a JSON object, with an outcome as other changes have."""
-        message = f"{self.service} is removed: {len(self.removed)} things"
         outcome: dict[str, Any] = {
             "kind": "uninstall",
             "status": "committed",
-            "message": message,
+            "message": self.message,
             "hint": self.hint,
         }
         outcome |= {"exit_code": 0, "log": [], "serving": None, "seconds": {}}

@@ -78,8 +78,7 @@ def find_service(name: str | None) -> Deployed:
         if service.layout.service(name).history.is_file():
             return service
         raise ConfigError(
-            f"{name}: its first deploy was begun, and has not come to a release yet",
-            hint=f"if it is not running any more: ddtoolkit deploy profile {name} goes on with it",
+            f"{name}: its first deploy was begun, and has not come to a release yet", hint=_go_on(name)
         )
     raise ConfigError(
         f"no service {name!r} is deployed on this machine (deployed: {names})",
@@ -87,8 +86,24 @@ def find_service(name: str | None) -> Deployed:
     )
 
 
+def begun_services() -> list[Deployed]:
+    """Those of which there is a record alone: a first deploy, or a removal, did not come to its end."""
+    found = [(item, item.layout.service(item.name)) for item in recorded_services()]
+    return [item for item, paths in found if not paths.base.is_dir() and not paths.history.is_file()]
+
+
+def _go_on(name: str) -> str:
+    """The next step where a first deploy was begun."""
+    return (
+        f"if it is not running any more: ddtoolkit deploy profile {name} goes on with it, "
+        f"ddtoolkit uninstall {name} --purge takes away what it has made"
+    )
+
+
 def _without_any() -> str:
     """The next step where nothing is deployed; what was removed is found by its name alone."""
+    if begun := begun_services():
+        return f"the first deploy of {begun[0].name} was begun; {_go_on(begun[0].name)}"
     removed = [item.name for item in recorded_services() if item.layout.service(item.name).history.is_file()]
     told = f"; ddtoolkit history {removed[0]} has the history of what was removed" if removed else ""
     return f"ddtoolkit deploy profile local-cpu{told}"
@@ -109,7 +124,7 @@ def _instead(name: str, services: Sequence[str]) -> str:
 
 
 def find_removable(name: str | None) -> Deployed:
-    """As `find_service`, and also what a removal that was cut off has left of one.
+    """As `find_service`, and also what a first deploy or a removal that was cut off has left of one.
 
     Raises:
         ConfigError: there is nothing of it, or several are deployed and no name was given.
@@ -120,6 +135,8 @@ def find_removable(name: str | None) -> Deployed:
         for service in recorded_services():
             if service.name == name:
                 return service
+        if name is None and not deployed_services() and len(begun := begun_services()) == 1:
+            return begun[0]
         raise
 
 
