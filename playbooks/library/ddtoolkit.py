@@ -231,9 +231,12 @@ class Agent:
 
 
 def deploy(agent: Agent, given: dict[str, Any], *, check: bool) -> dict[str, Any]:
-    """Plan, then deploy what is planned."""
+    """Plan; where there is something to do, lock the service and plan what is deployed."""
     wanted = {name: given[name] for name in PLANNED}
     planned = agent.ask("plan", wanted)
+    if not check and not planned["plan"]["empty"]:
+        agent.ask("reserve", locked(given))
+        planned = agent.ask("plan", wanted)
     plan = planned["plan"]
     changes = [f"{item['key']}: {item['old']} -> {item['new']}" for item in plan["changes"]]
     shown = {"changed": not plan["empty"], "plan": plan, "diff": {"prepared": "\n".join(changes)}}
@@ -241,6 +244,12 @@ def deploy(agent: Agent, given: dict[str, Any], *, check: bool) -> dict[str, Any
         return shown
     options = {name: given[name] for name in ("lock_wait", "new_baseline", "ignored")}
     return shown | agent.ask("deploy", {**wanted, **options, "current": planned["current"]})
+
+
+def locked(given: dict[str, Any]) -> dict[str, Any]:
+    """What takes the lock until the agent ends; for a first deploy, a claim that nobody else begins one."""
+    words = f"deploy profile {given['service']}"
+    return {**{name: given[name] for name in ("service", "who", "profile", "lock_wait")}, "command": words}
 
 
 def preflight(given: dict[str, Any], command: list[str], environment: dict[str, str]) -> dict[str, Any]:
@@ -316,6 +325,7 @@ def lines(report: dict[str, Any]) -> list[str]:
 def said(message: str, hint: str | None) -> str:
     """An error with its next step; what the command takes as an option is a variable here."""
     words = (hint or "").replace("--ignore-check", "ddtoolkit_ignore_checks:")
+    words = words.replace("--lock-wait", "ddtoolkit_lock_wait")
     return f"{message}; next: {words}" if words else message
 
 

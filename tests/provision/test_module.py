@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from toolkit.doctor.request import examination, load_request
+from toolkit.layout import Layout
 from toolkit.profile.loading import load_profile
+from toolkit.release.claims import claim, first_deploys
 from toolkit.remote import protocol
 
 FILE = Path(__file__).parents[2] / "playbooks" / "library" / "ddtoolkit.py"
@@ -115,3 +117,46 @@ def test_a_doctor_that_does_not_run_is_told(
     (tmp_path / "toolkit" / "__init__.py").write_text("raise SystemExit('damaged')\n")
     with pytest.raises(module.AgentError, match="the doctor failed"):
         module.examined({**given, "tool": str(tmp_path)}, actions=[])
+
+
+@pytest.fixture
+def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What a first deploy is given, of a service below a folder that is not made yet."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    root = tmp_path / "root"
+    found = load_profile("local-cpu", sets=(f"host.root={root}", "service.port=1"))
+    given = {"service": "local-cpu", "profile": found.data, "sources": {}, "secrets": {}, "given": {}}
+    return given | {"who": "ann@desk", "lock_wait": 0.1, "new_baseline": False, "ignored": []}
+
+
+@pytest.mark.timeout(60)
+def test_a_first_deploy_claims_the_service_until_its_agent_ends(
+    module: ModuleType, deployment: dict[str, Any]
+) -> None:
+    agent = module.Agent([sys.executable, "-P", "-m", "toolkit.hostside"], {})
+    with pytest.raises(module.AgentError, match="local-cpu"):  # nothing is provisioned
+        module.deploy(agent, deployment, check=False)
+    holder = first_deploys()["local-cpu"]
+    assert holder is not None
+    assert (holder.who.partition(" ")[0], holder.command) == ("ann@desk", "deploy profile local-cpu")
+    agent.close()
+    assert first_deploys() == {}
+
+
+@pytest.mark.timeout(60)
+def test_a_service_that_another_one_deploys_is_left_to_them(
+    module: ModuleType, deployment: dict[str, Any], tmp_path: Path
+) -> None:
+    layout = Layout(tmp_path / "root")
+    with (
+        contextlib.closing(module.Agent([sys.executable, "-P", "-m", "toolkit.hostside"], {})) as agent,
+        claim(layout, "local-cpu", "deploy profile other.yaml"),
+    ):
+        told = module.deploy(agent, deployment, check=True)["plan"]  # reading takes no lock
+        assert told["steps"][0]["action"] == "provision"
+        with pytest.raises(module.AgentError) as caught:
+            module.deploy(agent, deployment, check=False)
+    assert (
+        ": deploy profile other.yaml; next: wait for its end, or with ddtoolkit_lock_wait, and run "
+        in str(caught.value)
+    )
