@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ from toolkit.build.for_profile import environment_of
 from toolkit.files import json_bytes
 from toolkit.layout import Layout
 from toolkit.profile.loading import load_profile
-from toolkit.release.experiment import forget_experiment
+from toolkit.release.experiment import Experiment, forget_experiment, write_experiment
 from toolkit.release.locate import Deployed, layout_of, remember
-from toolkit.release.store import Store, content_digest
+from toolkit.release.store import Release, Store, content_digest
 from toolkit.release.view import status
 from toolkit.service.command import release_unit
 
@@ -153,6 +153,29 @@ def staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     forget_experiment(
         paths
     )  # its timer, which a command may have started, goes away, and starts nothing later
+
+
+def on_trial(staged: Site) -> tuple[Release, Release]:
+    """An experiment with another tree, which runs for ten minutes: its base and its release."""
+    service = Deployed("local", layout_of(load_profile(str(staged.profile)).profile))
+    paths, store = service.layout.service("local"), Store(service.layout.service("local"))
+    base = store.current()
+    assert base is not None
+    profile = base.profile
+    before, profile["speculative"]["budget"] = profile["speculative"]["budget"], 20
+    name = store.new_id("f" * 64)
+    tried = store.stage(
+        name,
+        profile=profile,
+        unit=replace(base.unit, release=name),
+        manifest=base.manifest,
+        swapped=["speculative.budget"],
+        deployed={"speculative.budget": before},
+    )
+    store.switch(name)
+    now = time.time()
+    write_experiment(paths, Experiment(name, base.id, "a@b", now, now + 600, 5, None))
+    return base, tried
 
 
 def _pids(home: Path) -> list[int]:

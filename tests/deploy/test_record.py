@@ -1,16 +1,14 @@
 """Keys that the server does not depend on: what is told and kept of a change; a release, but no server."""
 
 import json
-import os
 import re
 import shlex
 import socket
-import time
 from dataclasses import replace
 
 import pytest
 
-from tests.deploy.conftest import Site
+from tests.deploy.conftest import Site, on_trial
 from toolkit.cli.fleet.shown import show_changes
 from toolkit.deploy.judging import Judging
 from toolkit.deploy.kept_secrets import with_kept_secrets
@@ -24,7 +22,7 @@ from toolkit.fleet.results import HostResult
 from toolkit.hostside import operations
 from toolkit.profile.changes import Change
 from toolkit.profile.loading import load_profile
-from toolkit.release.experiment import Experiment, forget_experiment, read_experiment, write_experiment
+from toolkit.release.experiment import forget_experiment, read_experiment
 from toolkit.release.host import ServiceHost
 from toolkit.release.locate import Deployed, layout_of
 from toolkit.release.store import Release, Store
@@ -62,62 +60,6 @@ def test_it_is_planned_told_recorded_and_no_drift(staged: Site) -> None:
     (entry,) = staged.json("history")
     assert (entry["kind"], entry["outcome"]) == ("record", "committed")
     assert entry["changes"] == [{"key": RATE, "old": None, "new": "9MB"}]
-
-
-def test_a_key_with_its_deployed_value_again_is_no_swapped_one(staged: Site) -> None:
-    def swapped(value: str) -> list[str]:
-        assert staged.run("swap", "--set", f"{RATE}={value}").returncode == 0
-        return list(staged.status["config"]["swapped"])
-
-    assert [swapped(value) for value in ("9MB", "8MB", "null", "7MB")] == [[RATE], [RATE], [], [RATE]]
-    # Nor is one to which the profile has come meanwhile, once that was deployed.
-    text = staged.profile.read_text().replace("host: {", "host: {download_rate: 7MB, ")
-    staged.profile.write_text(text)
-    planned = staged.json("plan", "local.yaml")
-    assert (steps(planned), planned["changes"]) == (["record", "start"], [])
-    assert planned["steps"][0]["reasons"] == [f"{RATE}: swapped before, and deployed now"]
-
-
-def test_a_key_is_held_against_the_last_deploy_through_a_trial(staged: Site) -> None:
-    base, tried = on_trial(staged)
-    budget, before = "speculative.budget", base.profile["speculative"]["budget"]
-    changed = {**tried.profile, "service": {**tried.profile["service"], "stop_timeout": "5s"}}
-    stop = Change("service.stop_timeout", base.profile["service"]["stop_timeout"], "5s")
-    # As a swap sees them that ends the experiment: against what it returns to.
-    once = Swapped.after(tried, (Change(budget, before, 20), stop), changed)
-    assert once == Swapped((stop.key, budget), {stop.key: stop.old, budget: before})
-    tried.record(changed, swapped=once.keys, deployed=once.deployed, sources={})
-    changed["speculative"] = base.profile["speculative"]
-    assert Swapped.of(tried) == once
-    assert Swapped.after(tried, (stop,), changed) == Swapped((stop.key,), {stop.key: stop.old})
-
-
-def test_of_a_release_that_tells_no_deployed_values_every_swapped_key_is_told(staged: Site) -> None:
-    base, release = on_trial(staged)
-    release.record(base.profile, swapped=["speculative.budget"], sources={})
-    assert (release.swapped, release.deployed) == (("speculative.budget",), {})
-    assert Swapped.after(release, (), release.profile).keys == release.swapped
-
-
-def test_a_server_s_output_is_shown_and_not_obeyed(staged: Site) -> None:
-    """A server may log what its clients send."""
-    log = layout_of(load_profile(str(staged.profile)).profile).service("local").log
-    log.write_bytes(b"prompt: \x1b]0;own\x07 \xc2\x9b2J\n")
-    assert staged.run("logs").stdout == "prompt: \ufffd]0;own\ufffd \ufffd2J\n"
-    assert staged.json("logs")["lines"] == ["prompt: \x1b]0;own\x07 \x9b2J"]
-
-
-def test_a_stranger_on_the_port_is_told_in_place_of_a_row_a_check(staged: Site) -> None:
-    with socket.create_server(("127.0.0.1", staged.port)):
-        shown = staged.run("test")
-    assert shown.returncode == 1
-    assert shown.stderr.startswith(
-        f"error: local: port {staged.port} on 127.0.0.1 is held by process {os.getpid()} ("
-    )
-    assert shown.stderr.endswith(
-        "), which is not its server: local is stopped\n"
-        "  next: stop what holds it; then: ddtoolkit start local\n"
-    )
 
 
 def test_what_is_changed_while_a_command_waits_for_the_lock_is_in_its_diff(staged: Site) -> None:
@@ -162,29 +104,6 @@ def test_values_that_could_not_be_saved_are_told_in_the_one_answer(staged: Site)
     assert (shown.returncode, answer["ok"], answer["outcome"]["status"]) == (1, False, "committed")
     assert answer["error"] in shown.stderr
     assert "the swap itself is done" in answer["error"]
-
-
-def on_trial(staged: Site) -> tuple[Release, Release]:
-    """An experiment with another tree, which runs for ten minutes: its base and its release."""
-    service = Deployed("local", layout_of(load_profile(str(staged.profile)).profile))
-    paths, store = service.layout.service("local"), Store(service.layout.service("local"))
-    base = store.current()
-    assert base is not None
-    profile = base.profile
-    before, profile["speculative"]["budget"] = profile["speculative"]["budget"], 20
-    name = store.new_id("f" * 64)
-    tried = store.stage(
-        name,
-        profile=profile,
-        unit=replace(base.unit, release=name),
-        manifest=base.manifest,
-        swapped=["speculative.budget"],
-        deployed={"speculative.budget": before},
-    )
-    store.switch(name)
-    now = time.time()
-    write_experiment(paths, Experiment(name, base.id, "a@b", now, now + 600, 5, None))
-    return base, tried
 
 
 def test_beside_an_experiment_it_ends_nothing_and_is_kept_after_it(staged: Site) -> None:

@@ -92,7 +92,7 @@ def swap(
     watcher = Lines(verbose=verbose).watcher()
     judging = Judging(new_baseline=new_baseline, experiment_seconds=seconds)
     with watcher.reserve(service, "swap", wait=lock_wait):
-        told = _tell_swap(service, sets or (), judging, prolong=prolong)
+        told = _tell_swap(service, sets or (), judging, prolong=prolong, yes=yes)
         if told is None:
             _save(overlay)
             if as_json:
@@ -113,10 +113,14 @@ def swap(
 
 
 def _tell_swap(
-    service: Deployed, sets: Sequence[str], judging: Judging, *, prolong: bool
+    service: Deployed, sets: Sequence[str], judging: Judging, *, prolong: bool, yes: bool
 ) -> list[str] | None:
-    """Show the diff of a swap on this machine, with what it makes of an experiment; None: nothing to do."""
-    from toolkit.deploy.swap import overtakes, swap_changes
+    """Show the diff of a swap on this machine, with what it makes of an experiment; None: nothing to do.
+
+    Asks where it is known before that it would be undone.
+    """
+    from toolkit.cli.plans import confirm_loss
+    from toolkit.deploy.swap import foreseen, overtakes, swap_changes
     from toolkit.plan.steps import describe
     from toolkit.profile.recorded import restarts
     from toolkit.release.host import ServiceHost
@@ -132,9 +136,12 @@ def _tell_swap(
             say(f"  {line}")
         if seconds is not None:
             say(f"  an experiment: returns to the release before after {seconds:.0f} s")
-        notices = [line for line in (overtakes(host, current, changes, judging),) if line]
+        loss = foreseen(host, current, changes, judging)
+        told = (overtakes(host, current, changes, judging), None if loss is None else loss.line)
+        notices = [line for line in told if line]
         for line in notices:
             say(f"  note: {line}")
+        confirm_loss([service.name] if loss is not None and loss.certain else [], service.name, yes=yes)
         return notices
     running = None if seconds is None else longer(host, current, sets, seconds if prolong else None)
     if running is not None and running.line is not None:

@@ -102,3 +102,26 @@ def confirm_undone(
             hint = f"{' '.join(options)} to keep it, or --yes to deploy without it"
         raise ConfigError(said, hint=f"add {hint}")
     confirm("set them back?" if swapped else f"deploy without {' '.join(options)}?")
+
+
+def confirm_loss(where: Sequence[str], service: str, *, yes: bool) -> None:
+    """Ask before a swap keeps an experiment by which it would be undone; the notes, shown before, tell why.
+
+    Args:
+        where: hosts on which that is known, or this machine's service.
+        service: name of the service.
+        yes: do not ask.
+
+    Raises:
+        ConfigError: there is nobody to ask.
+        Exit: the answer is no.
+    """
+    if yes or not where:
+        return
+    if not sys.stdin.isatty():
+        raise ConfigError(
+            f"{', '.join(where)}: the swap would be undone: what it keeps was judged as worse already",
+            hint=f"add --new-baseline to keep it all the same, or --yes to have it judged again; "
+            f"ddtoolkit rollback {service} ends the experiment",
+        )
+    confirm("have it judged again all the same?")

@@ -22,6 +22,7 @@ from toolkit.provision.lacks import missing
 from toolkit.provision.requirements import requirements
 from toolkit.release.host import ServiceHost
 from toolkit.release.locate import Deployed, current_release
+from toolkit.release.losing import Loss, loss_of
 from toolkit.release.request import Kind, Outcome
 from toolkit.release.store import Release
 from toolkit.release.trial import go_on, longer, overtaken
@@ -137,6 +138,13 @@ def overtakes(host: ServiceHost, current: Release, changes: Sequence[Change], ju
     if not restarts(changes):
         return None
     return overtaken(host, current, changes, tries=judging.experiment_seconds is not None)
+
+
+def foreseen(host: ServiceHost, current: Release, changes: Sequence[Change], judging: Judging) -> Loss | None:
+    """What is known to count against a swap with this diff; None where nothing is."""
+    if judging.experiment_seconds is not None or judging.new_baseline or not restarts(changes):
+        return None
+    return loss_of(host, current, changes)
 
 
 def _ground_too(host: ServiceHost, current: Release, sets: Sequence[str]) -> list[Recorded]:

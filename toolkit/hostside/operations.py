@@ -122,13 +122,18 @@ def deploy(args: Args, send: Send) -> dict[str, Any]:
 
 
 def swap_preview(args: Args, _: Send) -> dict[str, Any]:
-    """What a swap would change; `hint` tells of an experiment that tries the same already."""
+    """What a swap would change; `hint` tells of an experiment that tries the same already.
+
+    `loses` is whether it would be undone, by what is known already.
+    """
     service = find_service(args["service"])
     host = ServiceHost(service.layout, service.name)
     current, judging = current_release(service), _judging(args)
     changes = swaps.swap_changes(host, current, args["sets"], judging)[1]
     shown: dict[str, Any] = {"service": service.name, "changes": describe(changes)}
     shown |= {"restarts": restarts(changes), "notices": _notices(host, current, changes, judging)}
+    loss = swaps.foreseen(host, current, changes, judging)
+    shown["loses"] = loss is not None and loss.certain
     seconds = judging.experiment_seconds
     if changes or seconds is None:
         return shown
@@ -161,8 +166,9 @@ def swap(args: Args, send: Send) -> dict[str, Any]:
 
 def _notices(host: ServiceHost, current: Release, changes: Sequence[Change], judging: Judging) -> list[str]:
     """What is to be told of a swap before it begins."""
-    found = swaps.overtakes(host, current, changes, judging)
-    return [] if found is None else [found]
+    loss = swaps.foreseen(host, current, changes, judging)
+    found = (swaps.overtakes(host, current, changes, judging), None if loss is None else loss.line)
+    return [line for line in found if line]
 
 
 def upgrade_preview(args: Args, _: Send) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from toolkit.cli.fleet.shown import (
 )
 from toolkit.cli.fleet.where import Manner, Where, begin_listing, carrying, service_of
 from toolkit.cli.output import require_yes
+from toolkit.cli.plans import confirm_loss
 from toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def _change(
             )
             if libraries is not None:
                 previews = libraries.planned(previews)
-            show_changes(operation, service, previews)
+            _confirm_changes(operation, service, previews, manner)
             out += [item for item in previews if item.value is None]
             # What is asked for must be right on every host before the first is touched.
             if any(item.exit_code == ConfigError.exit_code for item in previews):
@@ -149,6 +150,12 @@ def _change(
             chosen = [connections.hosts[host] for host in names]
             results = change_in_turn(chosen, work, service, balancer, batch=where.batch)
     finish([*out, *results], manner)
+
+
+def _confirm_changes(operation: str, service: str, previews: Sequence[HostResult], manner: Manner) -> None:
+    show_changes(operation, service, previews)
+    losing = [item.host for item in previews if item.value and item.value.get("loses")]
+    confirm_loss(losing, service, yes=manner.yes)
 
 
 def _changes_something(operation: str, preview: HostResult) -> bool:
