@@ -1,8 +1,9 @@
-"""A moment at which a connection ends, whatever the other side goes on saying."""
+"""Limits that hold whatever others do: of a connection, and of looking a host's name up."""
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import socket
 import threading
 from types import TracebackType
@@ -59,3 +60,31 @@ class Deadline:
             with contextlib.suppress(OSError):  # it is closed already
                 # Not by TLS, whose state belongs to the thread that reads.
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+
+def look_up(name: str, seconds: float) -> None:
+    """Let a host's name be looked up before it is connected to; the connection says if there is no such name.
+
+    getaddrinfo(3) takes no limit: name servers that are silent hold it for attempts times timeout times their
+    number times the search domains (resolv.conf(5)), and connecting takes its own limit only after that.
+
+    Args:
+        name: name or address of the host.
+        seconds: how long that may take.
+
+    Raises:
+        TimeoutError: there was no answer by then.
+    """
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(name)
+        return
+
+    def ask() -> None:
+        with contextlib.suppress(OSError, UnicodeError):
+            socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        answered.set()
+
+    answered = threading.Event()
+    threading.Thread(target=ask, daemon=True).start()
+    if not answered.wait(max(seconds, 0.0)):
+        raise TimeoutError(f"{name} was not looked up within {seconds:.3g} s: the name server is silent")

@@ -11,8 +11,9 @@ from typing import Any, Self
 
 import httpx
 
-from toolkit.deadline import Deadline
+from toolkit.deadline import Deadline, look_up
 
+_CONNECTS = "connect_tcp.started"
 _CONNECTED = ("connect_tcp.complete", "start_tls.complete")
 _LARGEST = 16 << 20  # bytes of an answer that is got whole, unpacked
 
@@ -67,6 +68,7 @@ class Line:
 
         Raises:
             httpx.ReadTimeout: the time was over.
+            httpx.ConnectError: it was over with nothing but a name looked up, or nothing listens.
             httpx.HTTPError: no answer came.
         """
         with Deadline(seconds) as deadline:
@@ -74,6 +76,8 @@ class Line:
                 deadline.watch(self._socket)
 
             def trace(event: str, info: Mapping[str, Any]) -> None:
+                if event.endswith(_CONNECTS):
+                    _look_up(info["host"], seconds)
                 if event.endswith(_CONNECTED):
                     self._socket = info["return_value"].get_extra_info("socket")
                     if self._socket is not None:
@@ -84,8 +88,8 @@ class Line:
                     method, url, timeout=seconds, extensions={"trace": trace}, **options
                 ) as response:
                     yield response
-            except httpx.HTTPError:
-                if not deadline.over:
+            except httpx.HTTPError as error:
+                if not deadline.over or isinstance(error, httpx.ConnectError):
                     raise
             if deadline.over:  # without a length, the end of the connection is that of the answer
                 raise httpx.ReadTimeout(f"it did not end within {seconds:g} s")
@@ -99,6 +103,13 @@ class Line:
                 if len(data) > _LARGEST:
                     raise httpx.ReadError(f"it is larger than {_LARGEST >> 20} MiB")
         return received(response, data)
+
+
+def _look_up(name: str, seconds: float) -> None:
+    try:
+        look_up(name, seconds)
+    except TimeoutError as error:
+        raise httpx.ConnectError(str(error)) from None
 
 
 def received(response: httpx.Response, data: bytes | bytearray) -> httpx.Response:

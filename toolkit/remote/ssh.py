@@ -20,6 +20,7 @@ import paramiko
 from paramiko.pkey import UnknownKeyType
 from paramiko.ssh_exception import IncompatiblePeer
 
+from toolkit.deadline import look_up
 from toolkit.errors import ToolkitError, UnreachableError
 from toolkit.remote import keys
 from toolkit.remote.options import SshOptions
@@ -145,6 +146,7 @@ def _stream(
         return via.open_channel("direct-tcpip", target, ("127.0.0.1", 0), timeout=CONNECT_LIMIT)
     if options.proxy_command is not None:
         return _through(_expand(options.proxy_command, options), stack)
+    look_up(options.hostname, CONNECT_LIMIT)
     made = socket.create_connection((options.hostname, options.port), timeout=CONNECT_LIMIT)
     stack.callback(made.close)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -15,7 +15,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
 from toolkit import __version__
-from toolkit.deadline import Deadline
+from toolkit.deadline import Deadline, look_up
 from toolkit.errors import ToolkitError
 from toolkit.profile.source import trustworthy
 
@@ -183,6 +183,18 @@ def _failure(url: str, error: HTTPError) -> Exception:
 
 class _Begins(http.client.HTTPConnection):
     """A connection whose answers begin in time: informational ones (RFC 9110, section 15.2) are no answer."""
+
+    def connect(self) -> None:
+        """As the base does.
+
+        Raises:
+            OSError: the host's name was not looked up within the connection's timeout.
+        """
+        try:
+            look_up(self.host, self.timeout or SILENCE)
+        except TimeoutError as error:
+            raise OSError(str(error)) from None  # it is not the server that is silent
+        super().connect()
 
     def getresponse(self) -> http.client.HTTPResponse:
         """As the base does.
