@@ -18,7 +18,7 @@ from toolkit.deploy.testing import run_test
 from toolkit.deploy.watch import describe_status
 from toolkit.errors import ConfigError, LockedError, ToolkitError
 from toolkit.release import control, history
-from toolkit.release.controller import begin, follow, hold
+from toolkit.release.controller import begin, follow, hold, result
 from toolkit.release.journal import read_journal
 from toolkit.release.locate import Deployed
 from toolkit.release.steps import Steps
@@ -63,6 +63,20 @@ def test_a_test_beside_a_service_that_is_stopped_names_who_holds_its_port(servic
     assert caught.value.hint == "stop what holds it; then: ddtoolkit start stub"
     with pytest.raises(ToolkitError, match="stub: there is nothing to test: it is stopped"):
         run_test(Deployed(service.name, service.layout), lambda _: None)
+
+
+def test_a_transaction_that_ends_while_it_is_looked_at_is_not_taken_for_one_that_died(service, monkeypatch):
+    monkeypatch.setattr("toolkit.release.controller._spawn", lambda folder, **_: None)
+    folder = begin(service.layout, service.name, request("restart", service.stage("one")))
+    flock = service.host.lock.hold_transaction()
+
+    def ends_then(path):
+        before = read_journal(path)
+        os.close(flock)
+        return before
+
+    monkeypatch.setattr("toolkit.release.controller.read_journal", ends_then)
+    assert result(folder) is None
 
 
 def told(service):

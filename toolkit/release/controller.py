@@ -181,6 +181,7 @@ def follow(folder: Path, seen: int = 0) -> Iterator[Event]:
     host = read_host(folder)
     quiet_since = time.monotonic()
     for _ in _changes(folder / JOURNAL_FILE):
+        running = host.lock.transaction_running()  # it frees its flock once its outcome is written
         events = read_journal(folder)
         for event in events[seen:]:
             if event.step == "outcome":
@@ -188,7 +189,7 @@ def follow(folder: Path, seen: int = 0) -> Iterator[Event]:
                 yield event
                 return
             yield event
-        if len(events) > seen or host.lock.transaction_running():
+        if len(events) > seen or running:
             quiet_since = time.monotonic()
         seen = len(events)
         if time.monotonic() - quiet_since > _GONE_AFTER:
@@ -238,11 +239,12 @@ def result(folder: Path) -> Outcome | None:
 
     A transaction whose processes died has the status `interrupted`.
     """
+    host = read_host(folder)
+    running = host.lock.transaction_running()  # asked first: it ends with its outcome in the journal
     for event in read_journal(folder):
         if event.step == "outcome":
             return Outcome.from_json(event.data)
-    host = read_host(folder)
-    if host.lock.transaction_running():
+    if running:
         return None
     request = read_request(folder)
     return Outcome(
