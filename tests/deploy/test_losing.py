@@ -4,9 +4,15 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from tests.deploy.conftest import Site, on_trial
+from toolkit.cli.fleet.changing import _confirm_changes
+from toolkit.cli.fleet.where import Manner
 from toolkit.deploy.judging import Judging
 from toolkit.deploy.swap import foreseen, swap_changes
+from toolkit.errors import ConfigError
+from toolkit.fleet.results import HostResult
 from toolkit.profile.loading import load_profile
 from toolkit.release.host import ServiceHost
 from toolkit.release.locate import layout_of
@@ -79,3 +85,16 @@ def test_only_what_could_not_come_out_otherwise_is_asked_about(staged: Site) -> 
     assert (found.certain, found.failed) == (False, ("tokens_per_second: 9 is not",))
     judged(tried, name="acceptance.latest.json")
     assert loss(other) is None
+
+
+def test_hosts_on_which_that_is_known_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = {"changes": ["a: 1 -> 2"], "restarts": True, "notices": ["why"]}
+    previews = [HostResult("ct200", {**shown, "loses": True}), HostResult("ct201", {**shown, "loses": False})]
+    _confirm_changes("swap", "small", previews, Manner(yes=True, verbose=False, as_json=False, lock_wait=0.0))
+    with pytest.raises(ConfigError, match=r"^ct200: the swap would be undone: ") as caught:
+        _confirm_changes(
+            "swap", "small", previews, Manner(yes=False, verbose=False, as_json=False, lock_wait=0)
+        )
+    assert caught.value.hint is not None
+    assert "ddtoolkit rollback small ends the experiment" in caught.value.hint
+    assert "ct200: note: why" in capsys.readouterr().err
