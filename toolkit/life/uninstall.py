@@ -108,6 +108,7 @@ def uninstall(
         return claim(service.layout, service.name, words, wait=left(), on_wait=tell, removing=True)
 
     with removal(service.name, wait), mine():
+        made = {str(path) for path in _folders(host) if not path.exists()}  # what the lock below makes
         with watcher.reserve(service, words, wait=left(), stopping=True):
             if on_begun is not None:
                 on_begun()
@@ -121,6 +122,7 @@ def uninstall(
             with watcher.hold(service, words):
                 _remove_service(host, done, purge=purge)
         _remove_shared(service, done, user, purge=purge)
+    done.removed[:] = [item for item in done.removed if item not in made]
     if host.paths.history.is_file():
         # No service is deployed under that name any more, so that it has to be named.
         name = service.name
@@ -221,10 +223,19 @@ def _remove_unused(layout: Layout, done: Removal, young: float | None = None) ->
         done.removed.append(str(item.path))
 
 
+def _folders(host: ServiceHost) -> tuple[Path, ...]:
+    """What holds a service's files."""
+    paths = host.paths
+    return (paths.base, paths.cache, paths.state, host.layout.models, *_shared_folders(host.layout))
+
+
+def _shared_folders(layout: Layout) -> tuple[Path, ...]:
+    return (layout.services, layout.environments, layout.wheels, layout.logs, layout.caches, layout.state)
+
+
 def _remove_folders(layout: Layout, done: Removal) -> None:
     """The toolkit's own folders; checkpoints stay where there are any."""
-    gone = (layout.services, layout.environments, layout.wheels, layout.logs, layout.caches, layout.state)
-    for path in gone:
+    for path in _shared_folders(layout):
         remove_path(path, done.removed.append)
     if layout.models.is_dir():
         if any(layout.models.iterdir()):
