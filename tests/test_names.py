@@ -40,7 +40,7 @@ def why_not() -> str:
 @pytest.fixture(scope="module")
 def resolver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if why := why_not():
-        pytest.skip(why)
+        pytest.skip(reason=why)
     path = tmp_path_factory.mktemp("names") / "resolv.conf"
     path.write_text("nameserver 127.0.0.1\n")
     return path
