@@ -120,7 +120,7 @@ def _tell_swap(
     Asks where it is known before that it would be undone.
     """
     from toolkit.cli.plans import confirm_loss
-    from toolkit.deploy.swap import foreseen, overtakes, swap_changes
+    from toolkit.deploy.swap import loses, notices, swap_changes
     from toolkit.plan.steps import describe
     from toolkit.profile.recorded import restarts
     from toolkit.release.host import ServiceHost
@@ -136,13 +136,12 @@ def _tell_swap(
             say(f"  {line}")
         if seconds is not None:
             say(f"  an experiment: returns to the release before after {seconds:.0f} s")
-        loss = foreseen(host, current, changes, judging)
-        told = (overtakes(host, current, changes, judging), None if loss is None else loss.line)
-        notices = [line for line in told if line]
-        for line in notices:
+        told = notices(host, current, changes, judging)
+        for line in told:
             say(f"  note: {line}")
-        confirm_loss([service.name] if loss is not None and loss.certain else [], service.name, yes=yes)
-        return notices
+        losing = [service.name] if loses(host, current, changes, judging) else []
+        confirm_loss(losing, service.name, yes=yes)
+        return told
     running = None if seconds is None else longer(host, current, sets, seconds if prolong else None)
     if running is not None and running.line is not None:
         say(f"swap on {service.name}, no restart:")

@@ -147,6 +147,19 @@ def foreseen(host: ServiceHost, current: Release, changes: Sequence[Change], jud
     return loss_of(host, current, changes)
 
 
+def notices(host: ServiceHost, current: Release, changes: Sequence[Change], judging: Judging) -> list[str]:
+    """What is to be told of a swap with this diff before it begins."""
+    loss = foreseen(host, current, changes, judging)
+    found = (overtakes(host, current, changes, judging), None if loss is None else loss.line)
+    return [line for line in found if line]
+
+
+def loses(host: ServiceHost, current: Release, changes: Sequence[Change], judging: Judging) -> bool:
+    """Whether a swap with this diff would be undone, by what is known already."""
+    loss = foreseen(host, current, changes, judging)
+    return loss is not None and loss.certain
+
+
 def _ground_too(host: ServiceHost, current: Release, sets: Sequence[str]) -> list[Recorded]:
     """The keys, as they are put on record with the release that a running experiment returns to, too.
 

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,6 @@ from toolkit.layout import Layout
 from toolkit.life import command, unused
 from toolkit.life import uninstall as life
 from toolkit.plan.steps import describe
-from toolkit.profile.changes import Change
 from toolkit.profile.given import Given
 from toolkit.profile.loading import ResolvedProfile, differences, profile_from_data
 from toolkit.profile.recorded import restarts
@@ -131,9 +130,8 @@ def swap_preview(args: Args, _: Send) -> dict[str, Any]:
     current, judging = current_release(service), _judging(args)
     changes = swaps.swap_changes(host, current, args["sets"], judging)[1]
     shown: dict[str, Any] = {"service": service.name, "changes": describe(changes)}
-    shown |= {"restarts": restarts(changes), "notices": _notices(host, current, changes, judging)}
-    loss = swaps.foreseen(host, current, changes, judging)
-    shown["loses"] = loss is not None and loss.certain
+    shown |= {"restarts": restarts(changes), "notices": swaps.notices(host, current, changes, judging)}
+    shown["loses"] = swaps.loses(host, current, changes, judging)
     seconds = judging.experiment_seconds
     if changes or seconds is None:
         return shown
@@ -151,7 +149,7 @@ def swap(args: Args, send: Send) -> dict[str, Any]:
     if is_reserved(service.layout, service.name):  # else an interrupted change may have to be ended first
         host, current = ServiceHost(service.layout, service.name), current_release(service)
         changes = swaps.swap_changes(host, current, args["sets"], judging)[1]
-        notices = _notices(host, current, changes, judging)
+        notices = swaps.notices(host, current, changes, judging)
     outcome = swaps.swap(
         service,
         args["sets"],
@@ -162,13 +160,6 @@ def swap(args: Args, send: Send) -> dict[str, Any]:
         prolong=bool(args.get("prolong")),
     )
     return _ended(service, outcome) | ({"notices": notices} if notices else {})
-
-
-def _notices(host: ServiceHost, current: Release, changes: Sequence[Change], judging: Judging) -> list[str]:
-    """What is to be told of a swap before it begins."""
-    loss = swaps.foreseen(host, current, changes, judging)
-    found = (swaps.overtakes(host, current, changes, judging), None if loss is None else loss.line)
-    return [line for line in found if line]
 
 
 def upgrade_preview(args: Args, _: Send) -> dict[str, Any]:
