@@ -35,18 +35,10 @@ class Watcher:
         """The lock is another's: whose, and how long it is waited for."""
         self.step("lock", message)
 
-    def hold(
-        self, service: Deployed, command: str, *, wait: float = 0.0, stopping: bool = False
-    ) -> AbstractContextManager[Session]:
+    def hold(self, service: Deployed, command: str, *, wait: float = 0.0) -> AbstractContextManager[Session]:
         """Hold a service's lock, watching who is waited for and what is recovered; see `controller.hold`."""
         return controller.hold(
-            service.layout,
-            service.name,
-            command,
-            wait=wait,
-            on_event=self.event,
-            on_wait=self.waiting,
-            stopping=stopping,
+            service.layout, service.name, command, wait=wait, on_event=self.event, on_wait=self.waiting
         )
 
     def reserve(
