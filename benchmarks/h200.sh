@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# What is recorded of DDTREE in SGLang on one H200, in three parts of less than ten minutes each.
+# What is recorded of DDTREE in SGLang on one H200, in parts of less than ten minutes each.
 #
 #     PYTHON=/opt/env/bin/python bash benchmarks/h200.sh PART OUT [PAIR]
 #
-# PYTHON has ddtoolkit[sglang] and pytest. PART is attention, parallel or pair; OUT gets records and logs.
-# `parallel` begins to train the larger pair in PAIR (/tmp/pair by default) and leaves that running; `pair`
-# waits for it. A step that fails or takes too long is told at the end, and the others still run.
+# PYTHON has ddtoolkit[sglang] and pytest; TRAINER, by default the same, has torch and a site-packages of much
+# Python text. PART is verdicts, pair, attention or profile; OUT gets records and logs. `verdicts` trains the
+# larger pair in PAIR (/tmp/pair by default), which `pair` and `profile` take. A step that fails or takes too
+# long is told at the end, and the others still run.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
-part=${1:?attention, parallel or pair}
+part=${1:?verdicts, pair, attention or profile}
 out=$(realpath -m "${2:?a folder for records and logs}")
 pair=${3:-/tmp/pair}
 python=${PYTHON:-python3}
@@ -29,39 +30,64 @@ step() {
     echo "$name: status $status after $((SECONDS - begin)) s"
 }
 
+tests=("$python" -m pytest -q -p no:cacheprovider)
+
 case $part in
-    attention) # alone on the GPU: what is timed here may not be disturbed
-        step gpu_tests 150 "$python" -m pytest -q -p no:cacheprovider tests/gpu tests/sglang/test_kernels_on_gpu.py
-        step tree_attention 170 "$python" benchmarks/tree_attention.py --tune --seconds 150 \
-            --out "$out/tree_attention_h200.json"
-        step overhead 280 "$python" benchmarks/sglang_overhead.py --repeats 2 \
-            --logs "$out/overhead" --out "$out/sglang_h200_overhead.json"
-        ;;
-    parallel) # verdicts, not times: they may run side by side
-        setsid nohup "$python" -m benchmarks.sglang_large_pair --out "$pair" --target-seconds 150 \
+    verdicts) # what is judged, not timed, side by side; then what is timed, alone on the GPU
+        setsid nohup "${TRAINER:-$python}" -m benchmarks.sglang_large_pair --out "$pair" --target-seconds 140 \
             --drafter-seconds 90 > "$out/train.log" 2>&1 &
-        step mla 260 "$python" benchmarks/sglang_mla.py --set mem_fraction_static=0.8 \
+        training=$!
+        step mla 260 "$python" benchmarks/sglang_mla.py --set mem_fraction_static=0.9 \
             --logs "$out/mla" --out "$out/sglang_h200_mla.json" &
-        step mla_ep2 330 "$python" benchmarks/sglang_mla.py --tp 2 --ep 2 --one-gpu --levels 1,8 \
-            --set mem_fraction_static=0.8 --logs "$out/mla_ep2" --out "$out/sglang_h200_mla_ep2.json" &
-        wait %2 %3
-        step on_gpu 200 "$python" -m pytest -q -p no:cacheprovider tests/sglang/test_on_gpu.py
-        ;;
-    pair)
-        for _ in $(seq 200); do
-            [ -e "$pair/record.json" ] && break
-            sleep 1
+        judged=($!)
+        step mla_ep2 300 "$python" benchmarks/sglang_mla.py --tp 2 --ep 2 --one-gpu --levels 1,8 \
+            --set mem_fraction_static=0.9 --logs "$out/mla_ep2" --out "$out/sglang_h200_mla_ep2.json" &
+        judged+=($!)
+        step on_gpu 280 "${tests[@]}" tests/sglang/test_on_gpu.py &
+        judged+=($!)
+        step gpu_tests 240 "${tests[@]}" tests/gpu tests/sglang/test_kernels_on_gpu.py
+        rm -f "$out/begin"
+        step overhead $((530 - SECONDS)) "$python" benchmarks/sglang_overhead.py --repeats 4 \
+            --set mem_fraction_static=0.95 --begin "$out/begin" --logs "$out/overhead" \
+            --out "$out/sglang_h200_overhead.json" &
+        timed=$!
+        wait "${judged[@]}"
+        while kill -0 "$training" 2> /dev/null && ((SECONDS < 530)); do
+            sleep 0.5
         done
+        touch "$out/begin"
+        wait "$timed"
+        [ -e "$pair/record.json" ] || { echo training >> "$out/failed"; tail -n 8 "$out/train.log"; }
+        ;;
+    pair) # after `verdicts`, which trains it
         cp "$pair/record.json" "$out/pair.json" || exit 1
-        step few 420 "$python" benchmarks/sglang_modes.py --suite few --target "$pair/target" \
+        step few 430 "$python" benchmarks/sglang_modes.py --suite few --target "$pair/target" \
             --drafter "$pair/drafter" --token-prompts "$pair/prompts.json" --pair "$pair/record.json" \
-            --levels 1,4 --tokens 256 --repeats 25 --logs "$out/few" --out "$out/sglang_h200_few.json"
-        step profile 150 "$python" benchmarks/sglang_profile.py --target "$pair/target" \
-            --drafter "$pair/drafter" --token-prompts "$pair/prompts.json" --level 4 --tokens 1500 --expansion transition \
-            --logs "$out/profile"
+            --levels 1,4 --tokens 256 --repeats 20 --logs "$out/few" --out "$out/sglang_h200_few.json"
+        step tree_attention $((560 - SECONDS < 70 ? 560 - SECONDS : 70)) "$python" benchmarks/tree_attention.py \
+            --out "$out/tree_attention_h200.json"
+        ;;
+    attention)
+        tune=("$python" benchmarks/tree_attention.py --tune --only)
+        for case in 0 1 2 3 4; do # compile side by side, then time alone
+            for shape in latent 7B; do
+                timeout 140 "${tune[@]}" "$shape" --case "$case" > "$out/compile_$shape$case.log" 2>&1 &
+            done
+        done
+        wait
+        for shape in latent 7B; do
+            step "tune_$shape" 80 "${tune[@]}" "$shape" --seconds 60 --out "$out/tree_attention_tune_$shape.json"
+        done
+        step tree_attention 70 "$python" benchmarks/tree_attention.py --seconds 60 \
+            --out "$out/tree_attention_h200.json"
+        ;;
+    profile)
+        step profile 200 "$python" benchmarks/sglang_profile.py --target "$pair/target" \
+            --drafter "$pair/drafter" --token-prompts "$pair/prompts.json" --level 4 --tokens 1500 \
+            --expansion transition --logs "$out/profile"
         ;;
     *)
-        echo "$part is not a part: attention, parallel or pair" >&2
+        echo "$part is not a part: verdicts, pair, attention or profile" >&2
         exit 2
         ;;
 esac

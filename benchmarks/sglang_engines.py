@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -119,16 +120,18 @@ class Child:
             print(json.dumps(order), file=self.process.stdin, flush=True)
         return self.wait("result")
 
-    def stop(self) -> None:
-        """End it."""
-        for process in self.nodes:
-            if process.poll() is None:
-                process.terminate()
-        for process in self.nodes:
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
+
+def stop(children: Iterable[Child]) -> None:
+    """End them, all at once."""
+    nodes = [node for child in children for node in child.nodes]
+    for node in nodes:
+        if node.poll() is None:
+            node.terminate()
+    for node in nodes:
+        try:
+            node.wait(20)
+        except subprocess.TimeoutExpired:
+            node.kill()
 
 
 def install(folder: Path, plugins: tuple[str, ...]) -> None:

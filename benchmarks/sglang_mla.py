@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.sglang_engines import CPU_ARGUMENTS, ON_CPU, Child, Mode, parsed, settings
+from benchmarks.sglang_engines import CPU_ARGUMENTS, ON_CPU, Child, Mode, parsed, settings, stop
 from benchmarks.sglang_judge import verdict_of
 from benchmarks.sglang_modes import levels, machine
 from benchmarks.sglang_oracle import MOVED
@@ -92,8 +92,7 @@ def main() -> None:
                 if args.out:  # should the rest fail
                     args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
         finally:
-            for child in children.values():
-                child.stop()
+            stop(children.values())
     print(json.dumps(result))
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.sglang_engines import ROOT, Child, pair_parser, settings
+from benchmarks.sglang_engines import ROOT, Child, pair_parser, settings, stop
 from benchmarks.sglang_judge import Judge
 from benchmarks.sglang_suites import LINEAR, SUITES, SYNC_CHECK, modes
 
@@ -58,8 +58,7 @@ def main() -> None:
                 child.wait("ready")
             results = measure(children, args)
         finally:
-            for child in children.values():
-                child.stop()
+            stop(children.values())
     report(args, prompts, results)
 
 

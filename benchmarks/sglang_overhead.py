@@ -16,12 +16,13 @@ import json
 import statistics
 import sys
 import tempfile
+import time
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.sglang_engines import Child, Mode, parsed, settings
+from benchmarks.sglang_engines import Child, Mode, parsed, settings, stop
 from benchmarks.sglang_modes import levels, machine
 
 COMMIT, BLOCK, PROMPT = 4, 8, 512
@@ -49,7 +50,7 @@ def main() -> None:
             "sampling_backend": "pytorch", "grammar_backend": "none",
             "cuda_graph_backend_prefill": "disabled", "cuda_graph_max_bs_decode": 16,
             "max_running_requests": 16, "mem_fraction_static": 0.8,
-            "max_total_tokens": 32768, "context_length": 2048, "random_seed": 1, "disable_radix_cache": True,
+            "max_total_tokens": 16384, "context_length": 2048, "random_seed": 1, "disable_radix_cache": True,
             "log_level": "warning", "sleep_on_idle": True, **settings(args.set),
         }  # fmt: skip
         children = {
@@ -58,13 +59,14 @@ def main() -> None:
         try:
             for child in children.values():
                 child.wait("ready")
+            while args.begin and not args.begin.exists():
+                time.sleep(0.5)
             result = measure(children, args)
+            print(json.dumps(result), flush=True)
+            if args.out:
+                args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
         finally:
-            for child in children.values():
-                child.stop()
-    print(json.dumps(result))
-    if args.out:
-        args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+            stop(children.values())
 
 
 def modes() -> dict[str, Mode]:
@@ -110,6 +112,7 @@ def measure(children: dict[str, Child], args: argparse.Namespace) -> dict[str, A
                 raise SystemExit(f"{name}: {steps} steps for {LONG - SHORT} tokens, not {expected}")
             if turn:
                 turns[name][level].append((long["seconds"] - short["seconds"]) / steps * 1e3)
+        print(f"turn {turn} done", flush=True)
     medians = {
         name: {level: statistics.median(own) for level, own in levels_.items()}
         for name, levels_ in turns.items()
@@ -139,6 +142,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--levels", type=levels, default=[1, 4, 16], help="requests at a time")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--begin", type=Path, help="measure once this file exists, and the GPU is idle")
     return parsed(parser)
 
 

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.sglang_engines import CPU_ARGUMENTS, ON_CPU, Child, Mode, pair_parser, parsed, settings
+from benchmarks.sglang_engines import CPU_ARGUMENTS, ON_CPU, Child, Mode, pair_parser, parsed, settings, stop
 from benchmarks.sglang_modes import read_prompts
 from benchmarks.sglang_profiled import DEVICE, HOST, LAST
 
@@ -65,8 +65,7 @@ def main() -> None:
                 for told in (HOST, DEVICE):
                     shutil.copy(child.folder / told, args.logs / f"{name.replace(' ', '_')}.{told}")
         finally:
-            for child in children.values():
-                child.stop()
+            stop(children.values())
 
 
 def parse() -> argparse.Namespace:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.sglang_engines import Child, Mode, pair_parser, parsed, settings
+from benchmarks.sglang_engines import Child, Mode, pair_parser, parsed, settings, stop
 from benchmarks.sglang_judge import Judge
 from benchmarks.sglang_modes import levels, machine, read_prompts
 
@@ -61,8 +61,7 @@ def main() -> None:
                 child.wait("ready")
             told = {size: decoded(child, len(prompts), args.tokens) for size, child in children.items()}
         finally:
-            for child in children.values():
-                child.stop()
+            stop(children.values())
     report(args, prompts, told)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.sglang_engines import Child, Mode, pair_parser, parsed, settings
+from benchmarks.sglang_engines import Child, Mode, pair_parser, parsed, settings, stop
 from benchmarks.sglang_modes import levels, machine, read_prompts
 
 TREE = {"speculative_num_steps": 3, "speculative_eagle_topk": 2, "speculative_num_draft_tokens": 6}
@@ -51,8 +51,7 @@ def main() -> None:
                 if args.out:  # should the rest fail
                     args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
         finally:
-            for child in children.values():
-                child.stop()
+            stop(children.values())
     if any(not level["same"] for mode in told.values() for level in mode.values()):
         raise SystemExit("with the plugin installed something is not as it is without")
 

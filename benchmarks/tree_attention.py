@@ -31,17 +31,17 @@ CASES = [  # requests, rows a request, prefix
     (1, 33, 320), (1, 33, 16384), (1, 8, 700), (4, 33, 700), (16, 8, 700), (16, 33, 700), (16, 33, 4096),
     (48, 33, 4096),
 ]  # fmt: skip
+TUNED = [(16, 33, 4096), (1, 33, 16384), (16, 8, 700), (4, 33, 700), (1, 33, 320)]
 CHANGES: tuple[dict[str, int], ...] = (
-    {"warps": 4}, {"warps": 8}, {"stages": 1}, {"stages": 3}, {"columns": 32}, {"columns": 128}, {"rows": 32},
-    {"rows": 128, "warps": 8},
+    {"warps": 8}, {"stages": 1}, {"stages": 3}, {"columns": 32, "stages": 4}, {"columns": 128},
+    {"columns": 128, "warps": 8}, {"rows": 32}, {"rows": 128}, {"rows": 128, "warps": 8},
+    {"rows": 128, "warps": 8, "stages": 3}, {"rows": 128, "columns": 128, "warps": 8},
 )  # fmt: skip
-LATENT: tuple[dict[str, int], ...] = tuple(
-    {"once": True} | others
-    for others in (
-        {}, {"stages": 3}, {"columns": 64}, {"rows": 16}, {"columns": 16, "stages": 3}, {"rows": 64},
-        {"rows": 64, "stages": 3},
-    )
+LATENT: tuple[dict[str, int], ...] = (
+    {"warps": 4}, {"stages": 2}, {"stages": 4}, {"rows": 32}, {"rows": 32, "warps": 4}, {"rows": 16},
+    {"columns": 64, "stages": 2}, {"rows": 32, "columns": 64}, {"rows": 16, "columns": 64, "stages": 2},
 )  # fmt: skip
+SPLITS = (1, 2, 3, 4, 6, 8, 11, 16)
 REPLAYS, CALLS, TURNS = 10, 8, 5
 
 
@@ -51,7 +51,9 @@ def main() -> None:
     for name, shape in SHAPES.items():
         if args.only not in name:
             continue
-        for case in CASES:
+        for number, case in enumerate(TUNED if args.tune else CASES):
+            if args.case not in (None, number):
+                continue
             label = f"{name}: {case[0]} x {case[1]} rows, prefix {case[2]}"
             told["microseconds"][label] = compared(shape, case, tune=args.tune)
             print(label, json.dumps(told["microseconds"][label]), flush=True)
@@ -108,14 +110,15 @@ def compared(shape: tuple[int, ...], case: tuple[int, ...], *, tune: bool) -> di
 def tuned(ours: Callable[..., None], rows: int, key_dim: int, value_dim: int) -> dict[str, Any]:
     """Times of other splits and tiles."""
     kept = own._tile
-    base = kept(rows, key_dim, value_dim, 2, own._shared_memory(torch.device("cuda")))
-    told: dict[str, Any] = {"splits": timed({str(n): lambda n=n: ours(n) for n in (1, 2, 4, 8, 16, 32)})}
+    shared = own._shared_memory(torch.device("cuda"))
+    base = kept(rows, key_dim, value_dim, 2, shared, once=key_dim != value_dim)
+    told: dict[str, Any] = {"splits": timed({str(n): lambda n=n: ours(n) for n in SPLITS})}
     tiles = {}
-    for changes in CHANGES + (LATENT if key_dim != value_dim else ()):
+    for changes in LATENT if key_dim != value_dim else CHANGES:
         tile = replace(base, **changes)
         if tile == base:
             continue
-        own._tile = lambda *_, tile=tile: tile
+        own._tile = lambda *_, tile=tile, **__: tile
         try:
             tiles[str(changes)] = timed({"own": ours})["own"]
         except Exception as error:  # a tile that does not fit the device is an answer too
@@ -153,6 +156,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--only", default="", help="heads whose name contains this")
+    parser.add_argument("--case", type=int, help="this case alone, by its number")
     parser.add_argument("--seconds", type=float, help="stop after the case that begins before this")
     parser.add_argument("--out", type=Path)
     return parser.parse_args()

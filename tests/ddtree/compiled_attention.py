@@ -15,6 +15,8 @@ from toolkit.ddtree.kernels import tree_attention
 SERVER, WORKSTATION = 227 << 10, 99 << 10  # bytes of shared memory of a program
 CASES = [
     # capability, bytes, rows, Dk, Dv, the queries' dtype, the cache's
+    (90, SERVER, 528, 576, 512, "bf16", "bf16"),
+    (90, SERVER, 132, 128, 128, "bf16", "bf16"),
     (103, SERVER, 528, 576, 512, "bf16", "fp8e4nv"),
     (120, WORKSTATION, 528, 576, 512, "bf16", "bf16"),
     (120, WORKSTATION, 264, 128, 128, "bf16", "fp8e4nv"),
@@ -44,12 +46,13 @@ def compiled(kernel, capability, constants, kinds, **options):
 
 def split(capability, limit, rows, key_dim, value_dim, dtype, cached, *, once=False):
     """Shared memory of the kernel over prefix and tree."""
-    tile = tree_attention._tile(rows, key_dim, value_dim, 4 if dtype == "fp32" else 2, limit)
+    item = 4 if dtype == "fp32" else 2
+    tile = tree_attention._tile(rows, key_dim, value_dim, item, limit, once=once)
     main, rest = tree_attention._halves(key_dim)
     constants = {
         "GROUP": 8, "BLOCKS": 4, "SPLITS": 8, "SEES": 2, "KEY_DIM": key_dim, "MAIN": main, "REST": rest,
         "VALUE_DIM": value_dim, "VALUE_PAD": triton.next_power_of_2(value_dim), "ROWS": tile.rows,
-        "COLUMNS": tile.columns, "EXACT": dtype == "fp32", "ONCE": once and value_dim == main,
+        "COLUMNS": tile.columns, "EXACT": dtype == "fp32", "ONCE": once,
     }  # fmt: skip
     kinds = POINTERS | dict.fromkeys(("p_query", "p_key", "p_value", "p_out"), f"*{dtype}")
     kinds |= dict.fromkeys(("p_cached_key", "p_cached_value"), f"*{cached}")

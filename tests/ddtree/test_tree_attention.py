@@ -43,7 +43,8 @@ def test_heads_of_any_size(size):
 @pytest.mark.parametrize("once", [False, True])
 @pytest.mark.parametrize("cached", [torch.float32, torch.float8_e4m3fn], ids=str)
 def test_latent_rows_are_keys_and_values(cached, once, monkeypatch):
-    monkeypatch.setattr(kernels, "_INTERPRETED", replace(kernels._INTERPRETED, once=once))
+    if not once:
+        monkeypatch.setattr(kernels, "_are_one", lambda prefix: False)
     made = Batch.drawn(LENGTHS, (8, 1, 160, 128, 5), Sees.MASKED, latent=True, cached=cached)
     compare(made, 0.1, 2, within=1e-4)
 
@@ -110,18 +111,37 @@ def test_the_plan_of_a_verification(lengths):
 
 
 @pytest.mark.parametrize(
-    ("rows", "key_dim", "value_dim", "item", "shared", "expected"),
+    ("rows", "key_dim", "value_dim", "item", "shared", "once", "expected"),
     [
-        (132, 128, 128, 2, 227 << 10, (64, 64, 2)),
-        (20, 128, 128, 2, 99 << 10, (32, 64, 2)),  # one of workstation Blackwell
-        (528, 576, 512, 2, 227 << 10, (32, 32, 2)),
-        (528, 576, 512, 2, 99 << 10, (16, 32, 1)),
-        (132, 128, 128, 4, 99 << 10, (32, 32, 2)),
+        (132, 128, 128, 2, 227 << 10, False, (64, 64, 3)),
+        (132, 64, 64, 2, 227 << 10, False, (64, 64, 2)),
+        (20, 128, 128, 2, 99 << 10, False, (32, 64, 2)),  # one of workstation Blackwell
+        (528, 576, 512, 2, 227 << 10, True, (64, 32, 3)),
+        (528, 576, 512, 2, 227 << 10, False, (64, 32, 2)),
+        (528, 576, 512, 2, 99 << 10, True, (16, 32, 2)),
+        (528, 576, 512, 2, 99 << 10, False, (16, 32, 1)),
+        (132, 128, 128, 4, 99 << 10, False, (32, 32, 2)),
     ],
 )
-def test_tiles_fit_the_shared_memory(rows, key_dim, value_dim, item, shared, expected):
-    tile = _tile(rows, key_dim, value_dim, item, shared)
+def test_tiles_fit_the_shared_memory(rows, key_dim, value_dim, item, shared, once, expected):
+    tile = _tile(rows, key_dim, value_dim, item, shared, once=once)
     assert (tile.rows, tile.columns, tile.stages) == expected
+
+
+@pytest.mark.parametrize(
+    ("programs", "abreast", "expected"),
+    [
+        (1, 1, 1),
+        (9, 132, 14),  # one wave of short programs
+        (68, 132, 3),  # two waves of thirds, not one of wholes
+        (144, 132, 3),
+        (264, 264, 1),
+        (6336, 264, 1),
+        (3, 264, 16),
+    ],
+)
+def test_a_prefix_is_cut_so_that_the_last_wave_is_full(programs, abreast, expected):
+    assert kernels._splits(programs, abreast) == expected
 
 
 def test_heads_that_fit_nowhere_are_refused():
@@ -138,7 +158,7 @@ def test_kernels_compile_for_gpus_and_fit_them(tmp_path):
     )  # fmt: skip
     assert shown.returncode == 0, shown.stderr[-3000:]
     cases = [json.loads(line) for line in shown.stdout.splitlines()]
-    assert len(cases) == 9
+    assert len(cases) == 12
     for case in cases:
         assert 0 <= case["shared"] <= case["limit"], case
 

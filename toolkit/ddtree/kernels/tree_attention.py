@@ -20,7 +20,7 @@ from torch import Tensor
 _LOG2_E = 1.4426950408889634
 _MOST_SPLITS = 16
 _MERGE_ROWS = 4
-_WIDEST = 128  # a head beyond it takes smaller tiles
+_NARROW, _WIDEST = 64, 128  # heads between them are read further ahead, those beyond take smaller tiles
 
 
 class Sees(IntEnum):
@@ -105,19 +105,21 @@ def tree_attention(
     if not rows:
         return
     width, group = rows // requests, heads // kv_heads
-    tile = _INTERPRETED
+    main, rest = _halves(key_dim)
+    once = value_dim == main and _are_one(prefix)
+    tile, abreast = _INTERPRETED, 1
     if query.is_cuda:
-        tile = _tile(width * group, key_dim, value_dim, query.element_size(), _shared_memory(query.device))
+        shared = _shared_memory(query.device)
+        tile = _tile(width * group, key_dim, value_dim, query.element_size(), shared, once=once)
+        abreast = _processors(query.device) * (1 if max(key_dim, value_dim) > _WIDEST else 2)
     blocks = triton.cdiv(width * group, tile.rows)
     if splits is None:
-        splits = _splits(requests * kv_heads * blocks, query.device)
+        splits = _splits(requests * kv_heads * blocks, abreast)
     parts, sums = out, out
     if splits > 1:
         parts = torch.empty((splits, rows, heads, value_dim), dtype=torch.float32, device=query.device)
         sums = torch.empty((splits, rows, heads), dtype=torch.float32, device=query.device)
     cells, mask_starts = (mask.cells, mask.starts) if mask is not None else (query, prefix.starts)
-    main, rest = _halves(key_dim)
-    once = tile.once and value_dim == main and _are_one(prefix)
     _split_kernel[(requests, kv_heads * blocks, splits)](
         query, key, value, out, parts, sums,
         prefix.keys, prefix.values, prefix.starts, prefix.rows, cells, mask_starts,
@@ -162,16 +164,16 @@ class _Tile:
     columns: int
     warps: int
     stages: int
-    once: bool = False
-    """Cached rows whose values are the first numbers of their keys are read once for both."""
 
 
-_INTERPRETED = _Tile(64, 128, 1, 1, once=True)
+_INTERPRETED = _Tile(64, 128, 1, 1)
 """On a CPU, where a program costs more than its numbers."""
 
 
-def _tile(rows: int, key_dim: int, value_dim: int, item: int, shared: int) -> _Tile:
+def _tile(rows: int, key_dim: int, value_dim: int, item: int, shared: int, *, once: bool = False) -> _Tile:
     """The tile of a program: few rows are not padded to many, and what it reads fits the shared memory.
+
+    What is tried first was the fastest on an H200; see benchmarks/tree_attention_tune_h200.json.
 
     Args:
         rows: of one request and K/V head.
@@ -179,23 +181,35 @@ def _tile(rows: int, key_dim: int, value_dim: int, item: int, shared: int) -> _T
         value_dim: Dv.
         item: bytes of a number.
         shared: bytes of shared memory that a program may have.
+        once: a cached row's value is the first part of its key, and is not read for itself.
 
     Raises:
         ValueError: the smallest does not fit either.
     """
-    wide = max(key_dim, value_dim) > _WIDEST
-    row = (sum(_halves(key_dim)) + triton.next_power_of_2(value_dim)) * item
+    wide, exact = max(key_dim, value_dim) > _WIDEST, item > 2
     query = sum(_halves(key_dim)) * item
-    own = max(16, min(32 if wide or item > 2 else 64, triton.next_power_of_2(rows)))
-    for columns, stages in ((32, 2), (32, 1), (16, 1)) if wide or item > 2 else ((64, 2), (32, 2), (32, 1)):
+    row = query + triton.next_power_of_2(value_dim) * item
+    cached = query if once else row
+    for most, columns, stages in _tiles(wide=wide, exact=exact, narrow=max(key_dim, value_dim) <= _NARROW):
+        own = max(16, min(most, triton.next_power_of_2(rows)))
         # Three passes of TF32 hold more than one of half the precision: twice a tile, and up to an eighth.
-        held, room = (max(stages, 2), shared * 8 // 9) if item > 2 else (stages, shared)
-        for most in (own, 16):
-            if columns * held * row + most * query <= room:
-                return _Tile(most, columns, 8 if wide else 4, stages)
+        held, room = (max(stages, 2), shared * 8 // 9) if exact else (stages, shared)
+        if max(columns * held * cached, columns * row) + own * query <= room:
+            return _Tile(own, columns, 8 if wide else 4, stages)
     raise ValueError(
         f"keys of {key_dim} and values of {value_dim} do not fit {shared} bytes of shared memory"
     )
+
+
+def _tiles(*, wide: bool, exact: bool, narrow: bool) -> list[tuple[int, int, int]]:
+    """Rows, columns and stages, the fastest first."""
+    if exact:
+        return [(rows, *rest) for rest in ((32, 2), (32, 1), (16, 1)) for rows in (32, 16)]
+    if wide:  # rows before stages: each block of rows reads the whole prefix again
+        piped = [(rows, 32, stages) for rows in (64, 32, 16) for stages in (3, 2)]
+        return piped + [(rows, columns, 1) for columns in (32, 16) for rows in (32, 16)]
+    several = () if narrow else ((64, 3),)
+    return [(rows, *rest) for rest in (*several, (64, 2), (32, 2), (32, 1)) for rows in (64, 16)]
 
 
 def _halves(dim: int) -> tuple[int, int]:
@@ -206,10 +220,15 @@ def _halves(dim: int) -> tuple[int, int]:
     return main // 2, max(16, triton.next_power_of_2(dim - main // 2))
 
 
-def _splits(programs: int, device: torch.device) -> int:
-    """How often the prefix is cut so that every processor has work."""
-    wanted = -(-_processors(device) // programs)
-    return min(_MOST_SPLITS, 1 << (wanted - 1).bit_length())
+def _splits(programs: int, abreast: int) -> int:
+    """How often the prefix is cut: programs run in waves, and each costs a part of its own besides.
+
+    Args:
+        programs: of the launch with a single split.
+        abreast: programs that the device runs at once.
+    """
+    # An eighth of the whole prefix stands for what does not shrink with it: queries, tree, merge.
+    return min(range(1, _MOST_SPLITS + 1), key=lambda n: -(-programs * n // abreast) * (1 / n + 1 / 8))
 
 
 @lru_cache(maxsize=8)
@@ -221,8 +240,6 @@ def _shared_memory(device: torch.device) -> int:
 
 @lru_cache(maxsize=8)
 def _processors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
