@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# What is recorded of DDTREE in SGLang on one H200, in parts of less than ten minutes each.
+# What is recorded of DDTREE in SGLang on one H200, in parts of two to eight minutes each.
 #
 #     PYTHON=/opt/env/bin/python bash benchmarks/h200.sh PART OUT [PAIR]
 #
 # PYTHON has ddtoolkit[sglang] and pytest; TRAINER, by default the same, has torch and a site-packages of much
-# Python text. PART is verdicts, pair, attention or profile; OUT gets records and logs. `verdicts` trains the
-# larger pair in PAIR (/tmp/pair by default), which `pair` and `profile` take. A step that fails or takes too
-# long is told at the end, and the others still run.
+# Python text. PART is one of those below; OUT gets records and logs. `train` writes the larger pair into PAIR
+# (/tmp/pair by default), which `few` and `profile` take. `tests`, `mla` and `train` judge and may run beside
+# each other; the others time, and want the GPU to themselves. A step that fails or takes too long is told at
+# the end, and the others still run.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
-part=${1:?verdicts, pair, attention or profile}
+part=${1:?a part: tests, mla, train, overhead, few, attention or profile}
 out=$(realpath -m "${2:?a folder for records and logs}")
 pair=${3:-/tmp/pair}
 python=${PYTHON:-python3}
@@ -30,42 +31,33 @@ step() {
     echo "$name: status $status after $((SECONDS - begin)) s"
 }
 
-tests=("$python" -m pytest -q -p no:cacheprovider)
-
 case $part in
-    verdicts) # what is judged, not timed, side by side; then what is timed, alone on the GPU
-        setsid nohup "${TRAINER:-$python}" -m benchmarks.sglang_large_pair --out "$pair" --target-seconds 140 \
-            --drafter-seconds 90 > "$out/train.log" 2>&1 &
-        training=$!
-        step mla 260 "$python" benchmarks/sglang_mla.py --set mem_fraction_static=0.9 \
-            --logs "$out/mla" --out "$out/sglang_h200_mla.json" &
-        judged=($!)
-        step mla_ep2 300 "$python" benchmarks/sglang_mla.py --tp 2 --ep 2 --one-gpu --levels 1,8 \
-            --set mem_fraction_static=0.9 --logs "$out/mla_ep2" --out "$out/sglang_h200_mla_ep2.json" &
-        judged+=($!)
-        step on_gpu 280 "${tests[@]}" tests/sglang/test_on_gpu.py &
-        judged+=($!)
-        step gpu_tests 240 "${tests[@]}" tests/gpu tests/sglang/test_kernels_on_gpu.py
-        rm -f "$out/begin"
-        step overhead $((530 - SECONDS)) "$python" benchmarks/sglang_overhead.py --repeats 4 \
-            --set mem_fraction_static=0.95 --begin "$out/begin" --logs "$out/overhead" \
-            --out "$out/sglang_h200_overhead.json" &
-        timed=$!
-        wait "${judged[@]}"
-        while kill -0 "$training" 2> /dev/null && ((SECONDS < 530)); do
-            sleep 0.5
-        done
-        touch "$out/begin"
-        wait "$timed"
-        [ -e "$pair/record.json" ] || { echo training >> "$out/failed"; tail -n 8 "$out/train.log"; }
+    tests)
+        tests=("$python" -m pytest -q -p no:cacheprovider)
+        step on_gpu 400 "${tests[@]}" tests/sglang/test_on_gpu.py &
+        step gpu_tests 400 "${tests[@]}" tests/gpu tests/sglang/test_kernels_on_gpu.py
+        wait
         ;;
-    pair) # after `verdicts`, which trains it
-        cp "$pair/record.json" "$out/pair.json" || exit 1
-        step few 430 "$python" benchmarks/sglang_modes.py --suite few --target "$pair/target" \
+    mla)
+        common=(benchmarks/sglang_mla.py --set mem_fraction_static=0.9)
+        step mla 300 "$python" "${common[@]}" --logs "$out/mla" --out "$out/sglang_h200_mla.json" &
+        step mla_ep2 300 "$python" "${common[@]}" --tp 2 --ep 2 --one-gpu --levels 8 --prompts 8 \
+            --logs "$out/mla_ep2" --out "$out/sglang_h200_mla_ep2.json"
+        wait
+        ;;
+    train)
+        step train 560 "${TRAINER:-$python}" -m benchmarks.sglang_large_pair --out "$pair" \
+            --target-seconds 140 --drafter-seconds 90
+        cp "$pair/record.json" "$out/pair.json"
+        ;;
+    overhead)
+        step overhead 300 "$python" benchmarks/sglang_overhead.py --repeats 4 \
+            --logs "$out/overhead" --out "$out/sglang_h200_overhead.json"
+        ;;
+    few)
+        step few 500 "$python" benchmarks/sglang_modes.py --suite few --target "$pair/target" \
             --drafter "$pair/drafter" --token-prompts "$pair/prompts.json" --pair "$pair/record.json" \
-            --levels 1,4 --tokens 256 --repeats 20 --logs "$out/few" --out "$out/sglang_h200_few.json"
-        step tree_attention $((560 - SECONDS < 70 ? 560 - SECONDS : 70)) "$python" benchmarks/tree_attention.py \
-            --out "$out/tree_attention_h200.json"
+            --levels 1,4 --tokens 256 --repeats 14 --logs "$out/few" --out "$out/sglang_h200_few.json"
         ;;
     attention)
         tune=("$python" benchmarks/tree_attention.py --tune --only)
@@ -87,7 +79,7 @@ case $part in
             --expansion transition --logs "$out/profile"
         ;;
     *)
-        echo "$part is not a part: verdicts, pair, attention or profile" >&2
+        echo "$part is not a part: tests, mla, train, overhead, few, attention or profile" >&2
         exit 2
         ;;
 esac

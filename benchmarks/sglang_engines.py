@@ -127,9 +127,10 @@ def stop(children: Iterable[Child]) -> None:
     for node in nodes:
         if node.poll() is None:
             node.terminate()
+    last = time.monotonic() + 15
     for node in nodes:
         try:
-            node.wait(20)
+            node.wait(max(0.1, last - time.monotonic()))
         except subprocess.TimeoutExpired:
             node.kill()
 

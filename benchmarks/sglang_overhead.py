@@ -16,7 +16,6 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -59,8 +58,6 @@ def main() -> None:
         try:
             for child in children.values():
                 child.wait("ready")
-            while args.begin and not args.begin.exists():
-                time.sleep(0.5)
             result = measure(children, args)
             print(json.dumps(result), flush=True)
             if args.out:
@@ -142,7 +139,6 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--levels", type=levels, default=[1, 4, 16], help="requests at a time")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--begin", type=Path, help="measure once this file exists, and the GPU is idle")
     return parsed(parser)
 
 
