@@ -11,6 +11,23 @@ torch=${DDTOOLKIT_TORCH:-torch==2.13.0}
 
 say() { printf '%s\n' "$*" >&2; }
 
+# busy WORDS COMMAND...: run it, and say now and then that it is still at work
+busy() {
+    local words=$1 begin=$SECONDS told=$SECONDS pid
+    shift
+    say "$words"
+    "$@" &
+    pid=$!
+    while kill -0 "$pid" 2>/dev/null; do
+        sleep 0.5
+        if ((SECONDS - told >= 10)); then
+            told=$SECONDS
+            say "$words: $((SECONDS - begin)) s so far"
+        fi
+    done
+    wait "$pid"
+}
+
 usable_python() { "$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
 
 find_python() {
@@ -49,12 +66,11 @@ say "preparing $venv with $("$python" -V) ($extras)"
 rm -f "$venv/.ready"
 "$python" -m venv "$venv"
 # A freshly made environment's pip may be too old to know today's wheel tags.
-"$venv/bin/python" -m pip install -q --upgrade pip
+busy "updating pip" "$venv/bin/python" -m pip install -q --upgrade pip
 case ",$extras," in
     # Tests run Triton's interpreter, which takes no newer numpy. It is installed for every use, so that
     # running the tests changes nothing under a server that was started before.
-    *engine*) say "installing torch"; "$venv/bin/python" -m pip install -q "$torch" 'numpy<2.4' ;;
+    *engine*) busy "installing torch" "$venv/bin/python" -m pip install -q "$torch" 'numpy<2.4' ;;
 esac
-say "installing ddtoolkit"
-"$venv/bin/python" -m pip install -q -e ".[$extras]"
+busy "installing ddtoolkit" "$venv/bin/python" -m pip install -q -e ".[$extras]"
 printf '%s\n' "$wanted" > "$venv/.ready"

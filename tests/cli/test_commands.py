@@ -264,6 +264,14 @@ def test_what_json_would_change_it_refuses_without_yes(ddtoolkit: Command, comma
     assert json.loads(shown.stdout)["error"] == "--json changes nothing without --yes"
 
 
+def test_a_lock_is_not_released_without_its_token(ddtoolkit: Command) -> None:
+    shown = ddtoolkit("lock", "release", "--service", "one")
+    assert (shown.returncode, shown.stderr) == (
+        2,
+        "error: a lock is released by its token\n  next: ddtoolkit lock show one prints it\n",
+    )
+
+
 def test_prune_shows_what_it_would_remove_and_asks(ddtoolkit: Command, tmp_path: Path) -> None:
     root = tmp_path / "root"
     unused = root / "envs" / "0011223344556677"

@@ -58,7 +58,10 @@ def test_the_unit_and_the_arguments_are_rendered(ddtoolkit):
     argv = json.loads(ddtoolkit("render", NAME, "--format", "argv", "-f", "plain").stdout)
     assert "sglang.launch_server" in argv
     assert "--speculative-algorithm" not in argv
+    process = "note: with service.manager: process no unit is written; this one systemd would have"
+    assert process in ddtoolkit("render", "local-cpu").stderr
     unit = ddtoolkit("render", "b300-nvlink-8x")
+    assert process not in unit.stderr
     assert unit.returncode == 0
     assert "Requires=nvidia-fabricmanager.service" in unit.stdout
 

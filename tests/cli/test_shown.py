@@ -59,6 +59,23 @@ def test_the_history_fits_eighty_columns(capsys: pytest.CaptureFixture[str]) -> 
     assert len(longest) <= 80
 
 
+def test_the_history_tells_what_needed_nobody_and_what_has_no_diff(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    longer = entry("record", "committed", NEW, message=f"{NEW} goes on, an experiment that returns later")
+    put = entry("record", "committed", NEW, ("service.keep_releases", 5, 9), message="put on record")
+    returned = entry("return", "committed", OLD, ("speculative.budget", 7, 8))
+    show_table({"entries": [longer, put, returned], "current": OLD, "kept": [OLD, NEW], "earlier": 0})
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("    ")] == [
+        "    by ann@desk",
+        f"    {NEW} goes on, an experiment that returns later",
+        "    by ann@desk",
+        "    service.keep_releases: 5 -> 9",
+        "    by itself, at the end of an experiment of ann@desk",
+        "    speculative.budget: 7 -> 8",
+    ]
+
+
 def test_the_history_tells_why_a_change_was_undone(capsys: pytest.CaptureFixture[str]) -> None:
     reason = (
         "acceptance refused it: acceptance_length: 2.709 is not at least 3.022 (10% under the base's 3.357)"

@@ -29,6 +29,8 @@ from toolkit.release.store import Release, Store
 from toolkit.service.secrets import stored_secrets
 from toolkit.service.unit import SecretSource
 
+AGAINST = "from which the changes are told; made permanent by it"
+
 RATE = "host.download_rate"
 
 
@@ -187,8 +189,8 @@ def test_a_swap_during_an_experiment_says_what_becomes_of_its_values(staged: Sit
 
     which = f"the experiment of a@b, which has 10 min left and would return to {base.id}"
     topk = "speculative.topk_cap=4"
-    assert told(topk) == f"this ends {which}; made permanent by it: speculative.budget=20"
-    assert told("speculative.budget=24") == f"this ends {which}; made permanent by it: none of its values"
+    assert told(topk) == f"this ends {which}, {AGAINST}: speculative.budget=20"
+    assert told("speculative.budget=24") == f"this ends {which}, {AGAINST}: none of its values"
     trying = Judging(experiment_seconds=60)
     assert (
         told(topk, judging=trying) == f"this takes the place of {which}; still tried: speculative.budget=20"
@@ -204,8 +206,8 @@ def test_a_swap_during_an_experiment_says_so_before_it_begins(staged: Site) -> N
     with socket.create_server(("127.0.0.1", staged.port)):  # so that it ends before a server is started
         shown = staged.run("swap", "--set", "speculative.topk_cap=4", "--yes", "--json")
     note = (
-        f"this ends the experiment of a@b, which has 10 min left and would return to {base.id}; "
-        "made permanent by it: speculative.budget=20"
+        f"this ends the experiment of a@b, which has 10 min left and would return to {base.id}, "
+        f"{AGAINST}: speculative.budget=20"
     )
     assert f"  note: {note}\n" in shown.stderr
     assert shown.stderr.index(note) < shown.stderr.index("s  build ")
@@ -221,8 +223,8 @@ def test_a_host_tells_the_same_of_an_experiment_before_and_after(
     args = {"service": "local", "sets": ["speculative.topk_cap=4"], "who": "ann@desk", "lock_wait": 0.0}
     shown = operations.swap_preview(args, lambda _: None)
     note = (
-        f"this ends the experiment of a@b, which has 10 min left and would return to {base.id}; "
-        "made permanent by it: speculative.budget=20"
+        f"this ends the experiment of a@b, which has 10 min left and would return to {base.id}, "
+        f"{AGAINST}: speculative.budget=20"
     )
     assert shown["notices"] == [note]
     show_changes("swap", "local", [HostResult("ct200", shown)])

@@ -1,5 +1,6 @@
 """Where a rollback goes, and where it goes only if that is asked for; releases, but no server."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -62,6 +63,22 @@ def test_a_refused_release_is_gone_to_only_where_that_is_said(staged: Site) -> N
         rollback_target(host, current, None)
     shown = staged.run("rollback", "--refused")
     assert (shown.returncode, "--refused is for a release that --to names" in shown.stderr) == (2, True)
+
+
+def test_a_release_that_was_removed_is_told_apart_from_one_that_never_was(staged: Site) -> None:
+    host = host_of(staged)
+    current, gone = host.store.current(), other(host)
+    assert current is not None
+    entry(host, gone, "deploy", "committed")
+    shutil.rmtree(gone.path)
+    shown = staged.run("rollback", "--to", gone.id)
+    assert shown.returncode == 2
+    assert shown.stderr == (
+        f"error: {gone.id} was removed when newer ones came (service.keep_releases)\n"
+        f"  next: these are there: {current.id}; a deploy of its profile makes it anew\n"
+    )
+    never = "20260101T000000Z-00000000"
+    assert staged.run("rollback", "--to", never).stderr.startswith(f"error: no release {never} in ")
 
 
 def test_without_its_history_the_report_tells_why_it_was_refused(staged: Site) -> None:

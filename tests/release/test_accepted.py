@@ -40,8 +40,8 @@ def test_a_rollback_leaves_the_bar_where_it_was(service, rolled_back_to):
     assert outcome.report == str(first.path / "acceptance.latest.json")
     assert json.loads((first.path / "acceptance.latest.json").read_text())["tokens_per_second"] == 80
     told = dict(describe_status(status(service.layout, service.name).to_json()))
-    assert told["accepted"] == "accepted, 2026-01-01T00:00:00Z, 100 tokens/s"
-    assert told["judged again"] == "accepted, 2026-01-01T00:00:00Z, 80 tokens/s"
+    assert told["accepted"] == "accepted, 2026-01-01 00:00:00Z, 100 tokens/s"
+    assert told["judged again"] == "accepted, 2026-01-01 00:00:00Z, 80 tokens/s"
     assert not (first.path / "acceptance.pending.json").exists()
 
 
@@ -70,4 +70,4 @@ def test_a_figure_that_was_not_judged_is_told(service):
     shown = status(service.layout, service.name)
     assert shown.accepted["not_judged"] == ["tokens_per_second"]
     told = dict(describe_status(shown.to_json()))["accepted"]
-    assert told == "accepted, 2026-01-01T00:00:00Z, 9 tokens/s, not judged: tokens_per_second"
+    assert told == "accepted, 2026-01-01 00:00:00Z, 9 tokens/s, not judged: tokens_per_second"

@@ -1,6 +1,7 @@
 """start, stop, restart, status and logs as commands use them."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -177,6 +178,18 @@ def test_failed_restart_says_so_with_the_last_lines(service):
         time.sleep(0.05)
     assert shown.exit_status == 4
     assert "no memory" in shown.log
+
+
+def test_a_refused_restart_says_that_what_serves_was_not_touched(service):
+    first = service.stage("one")
+    change(service, "deploy", first)
+    (first.path / "profile.json").write_text(json.dumps(first.profile | {"mark": "by hand"}))
+    outcome = control.restart(service.layout, service.name)
+    assert outcome.status == "failed"
+    assert outcome.message.endswith("; what serves was not touched")
+    assert service.mark() == "one"
+    control.stop(service.layout, service.name)
+    assert "not touched" not in control.restart(service.layout, service.name).message
 
 
 def port_taken(service, first):

@@ -54,6 +54,7 @@ def test_returns_at_expiry(trial):
         first.id,
         "ann@desk",
     )
+    assert [(item.key, item.old, item.new) for item in entry.changes] == [("mark", "two", "one")]
     assert service.host.store.current() == first
     assert status(service.layout, service.name).experiment is None
 

@@ -76,8 +76,36 @@ def test_a_stop_after_a_restart_that_was_killed(stub, monkeypatch):
 
 
 def test_a_stop_that_was_killed_is_finished_by_the_next(stub, monkeypatch):
-    assert die_at(monkeypatch, stub, request("stop", stub.host.store.current()), 1)
-    assert stopped(stub)[1].outcome == "committed"
+    asked = request("stop", stub.host.store.current())
+    assert die_at(monkeypatch, stub, asked, 1)
+    assert stop(stub.layout, stub.name).message == "it was stopped already, and stays stopped"
+    assert not stub.host.process_status().active
+    newest = history.read(stub.paths)[-1]
+    assert (newest.id, newest.outcome) == (asked.id, "committed")
+    start(stub.layout, stub.name)
+
+
+def test_a_stop_of_what_is_stopped_leaves_no_mark(stub):
+    stopped(stub)
+    before = history.read(stub.paths)
+    assert stop(stub.layout, stub.name).message == "it was stopped already, and stays stopped"
+    assert history.read(stub.paths) == before
+    assert history.stopped_on_request(stub.paths)
+    # One that crashed was not stopped on request: to stop it says that it is to stay so.
+    start(stub.layout, stub.name)
+    stub.kill()
+    assert stopped(stub)[1].kind == "start"
+    start(stub.layout, stub.name)
+
+
+def test_nobody_goes_without_a_server_where_none_ran(stub):
+    stop(stub.layout, stub.name)
+    outcome, events = change(stub, "deploy", stub.stage("after a stop"), stub.host.store.current())
+    assert "downtime" not in outcome.seconds
+    assert {event.step: event.message for event in events}["stop_old"] == "seeing that nothing serves"
+    outcome, events = change(stub, "deploy", stub.stage("beside one"), stub.host.store.current())
+    assert outcome.seconds["downtime"] > 0
+    assert {event.step: event.message for event in events}["stop_old"] == "stopping the old release"
     start(stub.layout, stub.name)
 
 

@@ -23,6 +23,7 @@ from toolkit.cli.options import (
 )
 from toolkit.cli.output import emit, require_yes, say
 from toolkit.errors import ConfigError, ToolkitError
+from toolkit.spans import in_words
 
 if TYPE_CHECKING:
     from toolkit.deploy.judging import Judging
@@ -135,7 +136,7 @@ def _tell_swap(
         for line in describe(changes):
             say(f"  {line}")
         if seconds is not None:
-            say(f"  an experiment: returns to the release before after {seconds:.0f} s")
+            say(f"  an experiment: returns to the release before after {in_words(seconds)}")
         told = notices(host, current, changes, judging)
         for line in told:
             say(f"  note: {line}")

@@ -58,11 +58,14 @@ def show_table(found: dict[str, Any]) -> None:
         when = entry["when"][:16].replace("T", " ")  # to the minute, which leaves room for whole ids
         outcome = entry["outcome"].replace("_", " ")
         answer(f"{when}Z  {entry['release'] or '-':<25}  {entry['kind']:<10}  {outcome}{mark}")
-        answer(f"    by {entry['who']}")
+        itself = entry["kind"] == "return"
+        answer(f"    by {'itself, at the end of an experiment of ' if itself else ''}{entry['who']}")
         for line in _changes(entry):
             answer(f"    {line}")
         if failed := entry.get("uncounted"):
             answer(f"    failed, but not counted in an experiment: {'; '.join(failed)}")
+        if entry["kind"] == "record" and not entry["changes"]:
+            answer(f"    {entry['message']}")
         reason = _reason(entry)
         if len(reason) > _REASON:
             reason, cut = f"{reason[: _REASON - 1]}…", entry

@@ -162,7 +162,7 @@ def uninstall(
     if where is not None:
         if name is None:
             name = fleet.service_of(None, where, fleet.begin_listing(where))
-        _ask(f"remove {name} from every host that --limit matches", yes=yes, as_json=as_json)
+        _ask(f"{_removal(name, purge=purge)} from every host that --limit matches", yes=yes, as_json=as_json)
         fleet.uninstall(name, where, fleet.Manner(True, verbose, as_json, lock_wait), purge=purge)
         return
     from toolkit.cli.progress import Lines
@@ -170,7 +170,7 @@ def uninstall(
     from toolkit.release.locate import find_removable
 
     service = find_removable(name)
-    _ask(f"remove {service.name} from this machine", yes=yes, as_json=as_json)
+    _ask(f"{_removal(service.name, purge=purge)} from this machine", yes=yes, as_json=as_json)
     watcher = Lines(verbose=verbose).watcher()
     try:
         removal = run(service, purge=purge, wait=lock_wait, watcher=watcher)
@@ -189,6 +189,12 @@ def uninstall(
     say(f"uninstall: committed: {removal.message}")
     if removal.hint is not None:
         say(f"  next: {removal.hint}")
+
+
+def _removal(name: str, *, purge: bool) -> str:
+    """What a person is asked before it."""
+    more = ", its history and, with the last service, the toolkit" if purge else ""
+    return f"stop {name} and remove its unit, releases, state, log and cache{more}"
 
 
 def _show_unused(front: str, found: dict[str, Any], *, dry: bool, as_json: bool) -> None:

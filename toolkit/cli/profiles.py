@@ -201,6 +201,8 @@ def render(
 
         found = render_anywhere(loaded.profile, form, version=systemd_version or _SYSTEMD).to_json()
     if isinstance(found["content"], str):
+        if loaded.profile.service.manager == "process":
+            say("note: with service.manager: process no unit is written; this one systemd would have")
         typer.echo(found["content"], nl=False)
         return
     for note in found["notes"]:

@@ -76,6 +76,8 @@ def show_report(outcome: Outcome) -> None:
     from toolkit.acceptance import load_report
     from toolkit.acceptance.table import print_report
 
+    if outcome.status != "committed":
+        say(f"what {outcome.release} came to:")
     # The outcome says why it was refused.
     print_report(load_report(Path(outcome.report)), reasons=False)
 

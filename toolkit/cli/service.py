@@ -9,7 +9,7 @@ import typer
 from toolkit.cli import fleet
 from toolkit.cli.options import Batch, Inventories, Json, Limit, LockWait, ServiceName, Verbose, Yes
 from toolkit.cli.output import answer, emit, emit_line, require_yes, say, table
-from toolkit.errors import EXIT_INTERRUPTED, StoppedWatchingError
+from toolkit.errors import EXIT_INTERRUPTED, ConfigError, StoppedWatchingError
 
 Verb = Literal["start", "stop", "restart"]
 
@@ -222,7 +222,7 @@ def _show_lock(found: dict[str, Any]) -> None:
 
 @lock_app.command("release")
 def lock_release(
-    token: Annotated[str, typer.Argument(help="The token that `lock show` prints.")],
+    token: Annotated[str | None, typer.Argument(help="The token that `lock show` prints.")] = None,
     name: Annotated[
         str | None, typer.Option("--service", help="The service; the only one by default.")
     ] = None,
@@ -232,6 +232,9 @@ def lock_release(
     as_json: Json = False,
 ) -> None:
     """Release a lock whose holder is gone; never ends a running transaction."""
+    if token is None:
+        of = f" {name}" if name else ""
+        raise ConfigError("a lock is released by its token", hint=f"ddtoolkit lock show{of} prints it")
     where = fleet.where(inventory, limit)
     require_yes(yes=yes, as_json=as_json)
     if where is not None:

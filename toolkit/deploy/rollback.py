@@ -79,7 +79,7 @@ def rollback_target(
     if refused and release_id is None:
         raise ConfigError("--refused is for a release that --to names", hint="add --to RELEASE")
     if release_id is not None:
-        target = host.store.get(release_id)
+        target = _named(host, release_id)
         if target.id == current.id:
             raise ConfigError(
                 f"{target.id} is the current release already", hint=f"ddtoolkit history {host.name}"
@@ -100,6 +100,24 @@ def rollback_target(
         f"{host.name}: no release that served before {current.id} is kept",
         hint=_after(host, current) or f"ddtoolkit history {host.name}",
     )
+
+
+def _named(host: ServiceHost, release_id: str) -> Release:
+    """The release that was asked for.
+
+    Raises:
+        ConfigError: there is none, or it was removed when newer ones came.
+    """
+    try:
+        return host.store.get(release_id)
+    except ConfigError:
+        if all(entry.release != release_id for entry in history.read(host.paths)):
+            raise
+        kept = ", ".join(item.id for item in host.store.all())
+        raise ConfigError(
+            f"{release_id} was removed when newer ones came (service.keep_releases)",
+            hint=f"these are there: {kept}; a deploy of its profile makes it anew",
+        ) from None
 
 
 def _after(host: ServiceHost, current: Release) -> str:

@@ -15,6 +15,7 @@ from toolkit.release.under_way import DEPLOYING
 from toolkit.release.view import ServiceStatus, only_begun
 from toolkit.release.view import status as host_status
 from toolkit.service.secrets import stored_secrets
+from toolkit.spans import in_words
 
 _PATIENCE = 2.0
 
@@ -51,14 +52,13 @@ def observed(name: str | None) -> list[dict[str, Any]]:
 def describe_status(item: dict[str, Any]) -> list[tuple[str, str]]:
     """Label and text of each line that people read; what does not apply is left out."""
     now = item.get("now") or {}
-    length = now.get("acceptance_length")
     rows = [
         ("state", _state(item)),
         ("url", item["url"]),
         ("release", item["release"]),
         ("config", _config(item["config"]) if item["config"] else None),
         ("deployed with", _given(item["config"] or {})),
-        ("now", f"acceptance length {length:.2f}, {now['running']} requests running" if length else None),
+        ("now", _now(now)),
         ("accepted", _accepted(item["accepted"] or {})),
         ("judged again", _accepted(item.get("judged_again") or {})),
         ("experiment", _experiment(item["experiment"])),
@@ -73,11 +73,7 @@ def describe_status(item: dict[str, Any]) -> list[tuple[str, str]]:
 
 def age(since: float) -> str:
     """How long ago, in words."""
-    seconds = max(time.time() - since, 0.0)
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} s"
+    return in_words(time.time() - since)
 
 
 def _server_now(service: Deployed, shown: ServiceStatus) -> dict[str, Any] | None:
@@ -107,8 +103,23 @@ def _state(item: dict[str, Any]) -> str:
         return str(item["state"])
     when = _clock(item["since"])
     pid = f", pid {item['pid']}" if item["pid"] else ""
-    restarts = f", {item['restarts']} restarts" if item["restarts"] else ""
+    restarts = f", {_counted(item['restarts'], 'restart')}" if item["restarts"] else ""
     return f"{item['state']} since {when} ({age(item['since'])}){pid}{restarts}"
+
+
+def _now(now: dict[str, Any]) -> str | None:
+    if not (length := now.get("acceptance_length")):
+        return None
+    return f"acceptance length {length:.2f}, {_counted(now['running'], 'request')} running"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _moment(stamp: Any) -> str:
+    """A time of a report, which is ISO 8601 in UTC, as the other times are written."""
+    return str(stamp).replace("T", " ").replace("+00:00", "Z")
 
 
 def _clock(when: float) -> str:
@@ -138,7 +149,7 @@ def _accepted(accepted: dict[str, Any]) -> str | None:
         return None
     lengths = accepted.get("acceptance_length") or {}
     on_trial = " by correctness alone (an experiment)" if accepted.get("mode") == "experiment" else ""
-    parts = [f"{accepted.get('verdict')}{on_trial}", str(accepted.get("started"))]
+    parts = [f"{accepted.get('verdict')}{on_trial}", _moment(accepted.get("started"))]
     parts += [
         f"acceptance length {lengths[name]['value']:.2f} ({name})"
         for name in ("tree", "chain")
@@ -156,8 +167,8 @@ def _accepted(accepted: dict[str, Any]) -> str | None:
 def _experiment(experiment: dict[str, Any] | None) -> str | None:
     if experiment is None:
         return None
-    left = experiment["remaining"]
-    return f"by {experiment['who']}, returns to {experiment['base']} in {left / 60:.1f} min"
+    left = in_words(experiment["remaining"])
+    return f"by {experiment['who']}, returns to {experiment['base']} in {left}"
 
 
 def _under_way(item: dict[str, Any]) -> str | None:

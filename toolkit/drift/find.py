@@ -81,7 +81,7 @@ def _config(
         said = f"{seen} is deployed{swapped}; the profile has {expected}"
         # A deploy asks before it sets back what was swapped.
         again = given.deploy(name)
-        fix = f"{again} --yes" if swapped else again
+        fix = f"{again} --yes sets it back; in the profile or an overlay it stays" if swapped else again
         yield Drift("config", change.key, said, fix, expected, seen, "planned")
 
 

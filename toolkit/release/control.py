@@ -9,6 +9,7 @@ from dataclasses import replace
 from toolkit.errors import ConfigError, StoppedWatchingError, ToolkitError
 from toolkit.layout import Layout
 from toolkit.release.controller import Session, begin, follow, hold, result
+from toolkit.release.history import stopped_on_request
 from toolkit.release.host import ServiceHost
 from toolkit.release.journal import Event
 from toolkit.release.lock import whoami
@@ -137,7 +138,9 @@ def _simple(
         layout, name, command, wait=wait, on_event=on_event, on_wait=on_wait, stopping=stopping
     ) as session:
         release = _subject(session.host, kind)
-        request = Request(kind=kind, who=whoami(), command=command, release=release)
+        runs = session.host.process_status().active
+        idle = stopping and not runs and stopped_on_request(session.host.paths)
+        request = Request(kind=kind, who=whoami(), command=command, release=release, recorded=not idle)
         return _mention_full_disk(session.host, run_request(session, request, on_event))
 
 

@@ -30,12 +30,13 @@ from toolkit.release.journal import read_journal
 from toolkit.release.request import read_request
 from toolkit.release.reserve import Reserve
 from toolkit.service.processes import ProcessId, boot_id, identify
+from toolkit.spans import in_words
 
 HEARTBEAT = 5.0
 STALE_AFTER = 60.0
 _POLL = 0.2
 _TELL_EVERY = 5.0  # seconds between two words of who is waited for
-_AGE = re.compile(r" \([\d hmins]+\)")
+_AGE = re.compile(r" \([\d dhmins]+\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class LockInfo:
 
     def age(self) -> str:
         """Time since it was taken, for people."""
-        return _duration(time.time() - self.since)
+        return in_words(time.time() - self.since)
 
     def held(self) -> str:
         """Since when it is held, and for how long, for people."""
@@ -243,17 +244,17 @@ class Lock:
 
     def _transaction(self, info: LockInfo | None) -> str:
         """Whose transaction runs, since when and for what; its command may be gone, and its token with it."""
-        runs = "is running on the host and ends by itself"
+        runs, ends = "is running on the host", "and ends by itself"
         if info is not None:
-            return f"a transaction begun by {info.who} ({info.command}, {info.held()}) {runs}"
+            return f"a transaction begun by {info.who} ({info.command}, {info.held()}) {runs} {ends}"
         try:
             request = read_request(self._transaction_folder)
         except ToolkitError:
-            return f"a transaction {runs}"
+            return f"a transaction {runs} {ends}"
         events = read_journal(self._transaction_folder)
         since = f" {_held(events[0].time)}" if events else ""
         words = f": {request.command}" if request.command else ""
-        return f"a {request.kind} of {request.who}, whose command is gone, {runs}{since}{words}"
+        return f"a {request.kind} of {request.who}, whose command is gone, {runs}{since} {ends}{words}"
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
@@ -380,13 +381,4 @@ def _held(since: float) -> str:
         when = f"{datetime.fromtimestamp(since, UTC):%Y-%m-%d %H:%M:%SZ}"
     except (OverflowError, ValueError, OSError):
         when = "an unknown time"  # the file was damaged
-    return f"since {when} ({_duration(time.time() - since)})"
-
-
-def _duration(seconds: float) -> str:
-    seconds = max(int(seconds), 0)
-    minutes, rest = divmod(seconds, 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    return f"since {when} ({in_words(time.time() - since)})"

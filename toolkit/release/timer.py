@@ -15,6 +15,8 @@ from pathlib import Path
 
 from toolkit.errors import LockedError, ToolkitError
 from toolkit.layout import Layout
+from toolkit.profile.changes import Change
+from toolkit.profile.loading import differences
 from toolkit.release.controller import begin, follow, hold
 from toolkit.release.experiment import Experiment, read_experiment, set_timer
 from toolkit.release.host import ServiceHost
@@ -24,6 +26,7 @@ from toolkit.service.processes import identify
 
 _POLL = 1.0
 _RETRY = 600.0
+_COMMAND = "end of the experiment"
 
 
 def _same(host: ServiceHost, experiment: Experiment) -> Experiment | None:
@@ -53,16 +56,17 @@ def _wait(host: ServiceHost, begun: Callable[[], None]) -> None:
 def _return(host: ServiceHost, experiment: Experiment) -> float:
     """Return to the base unless someone else is at work; seconds until the next look at the record."""
     try:
-        with hold(host.layout, host.name, "end of the experiment", keep_timer=True):
+        with hold(host.layout, host.name, _COMMAND, keep_timer=True):
             now = _same(host, experiment)
             if now is None or now.remaining > 0:
                 return 0.0
             request = Request(
                 kind="return",
                 who=experiment.who,
-                command="end of the experiment",
+                command=_COMMAND,
                 release=experiment.base,
                 base=experiment.release,
+                changes=_changes(host, experiment),
                 keep_releases=experiment.keep_releases,
             )
             folder = begin(host.layout, host.name, request)
@@ -74,6 +78,15 @@ def _return(host: ServiceHost, experiment: Experiment) -> float:
         return _RETRY
     # The record is gone, unless the base was refused before anything was touched.
     return _RETRY if _same(host, experiment) else 0.0
+
+
+def _changes(host: ServiceHost, experiment: Experiment) -> tuple[Change, ...]:
+    """What the return takes back, for the history."""
+    try:
+        tried, base = (host.store.get(item).profile for item in (experiment.release, experiment.base))
+    except ToolkitError:
+        return ()  # damaged: the transaction says so
+    return tuple(differences(tried, base))
 
 
 def main() -> int:

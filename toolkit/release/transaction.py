@@ -136,8 +136,9 @@ class Transaction:
 
     def _go(self, release: Release) -> None:
         step = self._steps.step
-        old = "stopping the old release" if self._request.base else "seeing that nothing serves"
-        with step("stop_old", old, announced=True) as data:
+        runs = self._host.process_status().active
+        words = "stopping the old release" if runs else "seeing that nothing serves"
+        with step("stop_old", words, announced=True) as data:
             set_aside(self._host.paths)
             # What is not accepted yet must not be started by a reboot.
             self._host.manager(self._serving_unit()).disable()
@@ -331,9 +332,14 @@ class Transaction:
                     self._ensure_serving(self._target())
                     self._enable(self._target())
         except StepFailedError as failure:
-            return self._end("failed", failure.reason, reason=failure.reason, hint=failure.hint)
+            left = kind == "restart" and "stop_old" not in self._steps.begun(also_now=True)
+            untouched = "; what serves was not touched" if left and self._host.process_status().active else ""
+            reason = f"{failure.reason}{untouched}"
+            return self._end("failed", reason, reason=reason, hint=failure.hint)
         if kind == "start" and "start_new" not in self._steps.begun(also_now=True):
             return self._end_served_already()
+        if not self._request.recorded:  # a stop of what had been stopped
+            return self._end("committed", "it was stopped already, and stays stopped")
         return self._end("committed", _STOPPED_WORDS[kind])
 
     def _require_unaltered(self) -> None:
@@ -404,7 +410,8 @@ class Transaction:
 
     def _stop(self, data: dict[str, Any]) -> None:
         """Stop whatever serves now, whichever release that is."""
-        self._steps.went_down()
+        if self._host.process_status().active:
+            self._steps.went_down()
         report = self._host.manager(self._serving_unit()).stop()
         data["report"] = report.describe()
         if not report.clean:

@@ -16,6 +16,7 @@ from toolkit.release.host import ServiceHost
 from toolkit.release.lock import whoami
 from toolkit.release.request import Outcome, Request
 from toolkit.release.store import Release
+from toolkit.spans import in_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def longer(host: ServiceHost, current: Release, sets: Sequence[str], seconds: fl
     name = host.name
     advice = (
         f"{', '.join(sorted(trial.keys))}: tried already, by an experiment that {experiment.ends} "
-        f"(in {_words(experiment.remaining)}); the same with --for TIME lets it run so long from now, the "
+        f"(in {in_words(experiment.remaining)}); the same with --for TIME lets it run so long from now, the "
         f"same without --experiment keeps it, ddtoolkit rollback {name} ends it"
     )
     return Longer(line, advice)
@@ -104,11 +105,11 @@ def overtaken(host: ServiceHost, current: Release, changes: Sequence[Change], *,
     new = {change.key: change.new for change in changes}
     kept = [item for item in tried if (tries if item.key not in new else new[item.key] == item.new)]
     values = ", ".join(f"{item.key}={shown(item.new)}" for item in kept) or "none of its values"
-    left = f"which has {_words(experiment.remaining)} left and would return to {experiment.base}"
+    left = f"which has {in_words(experiment.remaining)} left and would return to {experiment.base}"
     which = f"the experiment of {experiment.who}, {left}"
     if tries:
         return f"this takes the place of {which}; still tried: {values}"
-    return f"this ends {which}; made permanent by it: {values}"
+    return f"this ends {which}, from which the changes are told; made permanent by it: {values}"
 
 
 def go_on(host: ServiceHost, current: Release, command: str, seconds: float) -> Outcome:
@@ -139,10 +140,3 @@ def _running(host: ServiceHost, current: Release | None) -> Experiment | None:
 def _within(key: str, asked: Sequence[str]) -> bool:
     """Whether a key is among those asked for, or part of one that is."""
     return any(key == item or key.startswith((f"{item}.", f"{item}[")) for item in asked)
-
-
-def _words(seconds: float) -> str:
-    hours, minutes = divmod(round(seconds / 60), 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min" if minutes else f"{seconds:.0f} s"
