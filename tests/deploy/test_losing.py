@@ -1,4 +1,4 @@
-"""A swap that keeps an experiment which was found worse already."""
+"""A change for good that keeps an experiment which was found worse already."""
 
 import json
 import subprocess
@@ -51,6 +51,23 @@ def test_a_swap_that_keeps_what_lost_already_is_asked_about_before_it_begins(sta
         capture_output=True, text=True, check=True, timeout=60,
     ).stdout  # fmt: skip
     assert '"loses": true' in found
+
+
+def test_a_deploy_that_keeps_it_is_asked_about_too(staged: Site) -> None:
+    base, tried = on_trial(staged)
+    judged(tried, LENGTH)
+    keeps = ("--set", "speculative.budget=20")
+    shown = staged.run("deploy", "profile", str(staged.profile), *keeps)
+    assert shown.returncode == 2
+    note = f"against {base.id}: acceptance_length: 2.1 is not\n"
+    assert note in shown.stderr
+    assert "error: this machine: the deploy would be undone: what it keeps was judged" in shown.stderr
+    plan = staged.json("plan", str(staged.profile), *keeps)
+    assert plan["loses"]
+    # One that ends the experiment is not, nor one on whose figures it says nothing certain.
+    for other in ((), ("--set", "speculative.budget=21"), (*keeps, "--set", "speculative.topk_cap=4")):
+        assert not staged.json("plan", str(staged.profile), *other)["loses"], other
+    assert staged.json("history") == []
 
 
 def test_only_what_could_not_come_out_otherwise_is_asked_about(staged: Site) -> None:

@@ -27,7 +27,7 @@ from toolkit.cli.options import (
     Yes,
 )
 from toolkit.cli.output import answer, emit, say, tell_doubts
-from toolkit.cli.plans import confirm_undone, show_ansible, show_plan
+from toolkit.cli.plans import confirm_loss, confirm_undone, show_ansible, show_plan
 from toolkit.errors import EXIT_DIFFERENT, ConfigError
 
 if TYPE_CHECKING:
@@ -119,6 +119,8 @@ def deploy_profile(
                 "--json changes nothing without --yes", hint="add --yes, or use ddtoolkit plan --json"
             )
         confirm_undone({HERE: prepared.plan.undone}, {HERE: prepared.plan.lost}, yes=yes)
+        losing = prepared.plan.loses and not new_baseline
+        confirm_loss([HERE] if losing else [], profile.name, yes=yes, change="deploy")
         _check_wheelhouse(profile, told)
         from toolkit.doctor.ask import report_here
         from toolkit.doctor.preflight import mended_by, preflight

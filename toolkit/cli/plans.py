@@ -104,12 +104,13 @@ def confirm_undone(
     confirm("set them back?" if swapped else f"deploy without {' '.join(options)}?")
 
 
-def confirm_loss(where: Sequence[str], service: str, *, yes: bool) -> None:
-    """Ask before a swap keeps an experiment by which it would be undone; the notes, shown before, tell why.
+def confirm_loss(where: Sequence[str], service: str, *, yes: bool, change: str = "swap") -> None:
+    """Ask before a change keeps an experiment by which it would be undone; the notes, shown before, tell why.
 
     Args:
         where: hosts on which that is known, or this machine's service.
         service: name of the service.
+        change: `swap` or `deploy`.
         yes: do not ask.
 
     Raises:
@@ -120,7 +121,7 @@ def confirm_loss(where: Sequence[str], service: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise ConfigError(
-            f"{', '.join(where)}: the swap would be undone: what it keeps was judged as worse already",
+            f"{', '.join(where)}: the {change} would be undone: what it keeps was judged as worse already",
             hint=f"add --new-baseline to keep it all the same, or --yes to have it judged again; "
             f"ddtoolkit rollback {service} ends the experiment",
         )

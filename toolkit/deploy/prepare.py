@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from toolkit.build.builder import checkpoint_marks
 from toolkit.build.environment import Environment, damage
@@ -14,7 +15,7 @@ from toolkit.drift.find import find
 from toolkit.errors import ConfigError, ToolkitError
 from toolkit.plan.finding import Drift
 from toolkit.plan.steps import CurrentRelease, Desired, Observed, Plan, make_plan
-from toolkit.profile.loading import ResolvedProfile, profile_from_data
+from toolkit.profile.loading import ResolvedProfile, differences, profile_from_data
 from toolkit.profile.schema import Profile, SecretRef
 from toolkit.profile.secrets import SECRETS, resolve_secret
 from toolkit.provision.lacks import missing
@@ -22,6 +23,7 @@ from toolkit.provision.requirements import Requirements, requirements
 from toolkit.release import history
 from toolkit.release.host import ServiceHost
 from toolkit.release.locate import Deployed, layout_of
+from toolkit.release.losing import loss_of
 from toolkit.release.store import Release
 from toolkit.release.trial import trial_of
 from toolkit.release.under_way import unsettled
@@ -102,7 +104,7 @@ def prepare(
     missing_weights = weights.lacking(profile)
     missing_weights.require_space()
     observed = _observe(profile, host, needed, current, missing_weights.lines)
-    plan = make_plan(service.name, desired, observed)
+    plan = _foreseen(host, current, resolved.data, make_plan(service.name, desired, observed))
     if sources is None:
         sources = {source.path.name: source.path.read_bytes() for source in resolved.sources}
     return Prepared(
@@ -117,6 +119,19 @@ def prepare(
         observed.drifts,
         missing_weights.folders,
     )
+
+
+def _foreseen(host: ServiceHost, current: Release | None, data: Mapping[str, Any], plan: Plan) -> Plan:
+    """The plan, with what a running experiment failed in already where its new release keeps that."""
+    trial = trial_of(host, current)
+    if trial is None or current is None or not plan.has("release"):
+        return plan
+    try:
+        changes = differences(host.store.get(trial.base).profile, data)
+    except ToolkitError:
+        return plan  # a damaged base: the transaction says so
+    loss = loss_of(host, current, changes)
+    return plan if loss is None else replace(plan, notes=(*plan.notes, loss.line), loses=loss.certain)
 
 
 def _renewed(profile: Profile, current: Release | None, given: Mapping[str, str] | None) -> list[str]:

@@ -129,6 +129,7 @@ class Plan:
         experiment: what becomes of a running experiment by itself, in words; "" without one.
         tried: keys that it tries.
         lost: options that the current release was deployed with and this deploy lacks, where that shows.
+        loses: by what a running experiment was found to be already, the new release would be undone.
     """
 
     service: str
@@ -141,6 +142,7 @@ class Plan:
     experiment: str = ""
     tried: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
+    loses: bool = False
 
     @property
     def empty(self) -> bool:

@@ -13,7 +13,7 @@ from toolkit.cli.fleet.shown import (
 )
 from toolkit.cli.fleet.where import Manner, Where, begin_listing, carrying
 from toolkit.cli.output import require_yes, say, tell_doubts
-from toolkit.cli.plans import confirm_undone
+from toolkit.cli.plans import confirm_loss, confirm_undone
 
 
 def deploy(
@@ -75,6 +75,8 @@ def deploy(
         undone = {item.host: item.value["undone"] for item in plans if item.value is not None}
         lost = {item.host: item.value["plan"]["lost"] for item in plans if item.value is not None}
         confirm_undone(undone, lost, yes=manner.yes)
+        losing = [item.host for item in plans if item.value is not None and item.value["plan"].get("loses")]
+        confirm_loss([] if new_baseline else losing, wanted.service, yes=manner.yes, change="deploy")
         orders = wanted.orders(connections.hosts)
         check_wheels(orders, plans)
         options = {"lock_wait": manner.lock_wait, "new_baseline": new_baseline, "ignored": list(ignored)}
