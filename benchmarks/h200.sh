@@ -40,8 +40,8 @@ case $part in
         ;;
     mla)
         common=(benchmarks/sglang_mla.py --set mem_fraction_static=0.9)
-        step mla 300 "$python" "${common[@]}" --logs "$out/mla" --out "$out/sglang_h200_mla.json" &
-        step mla_ep2 300 "$python" "${common[@]}" --tp 2 --ep 2 --one-gpu --levels 8 --prompts 8 \
+        step mla 480 "$python" "${common[@]}" --logs "$out/mla" --out "$out/sglang_h200_mla.json" &
+        step mla_ep2 480 "$python" "${common[@]}" --tp 2 --ep 2 --one-gpu --levels 8 --prompts 8 \
             --logs "$out/mla_ep2" --out "$out/sglang_h200_mla_ep2.json"
         wait
         ;;

@@ -41,7 +41,8 @@ ROPE = {
 }  # fmt: skip
 FLOAT32 = ("float32",)
 # Triton multiplies float32 as TF32 unless told otherwise. Rounded so, a near-tie of a router takes other
-# experts, and the rule for tokens fails plain decoding too (benchmarks/sglang_h200_mla.json).
+# experts, and the rule for tokens fails plain decoding too (benchmarks/sglang_h200_mla.json). In three passes
+# of TF32 it does not fit the stock tiles at this width; without tensor cores it does, and compiles longer.
 EXACT = {"TRITON_F32_DEFAULT": "ieee"}
 PLUGINS = (*FLOAT32, "ddtree", "ddtree_oracle", "ddtree_rank_trace")
 
