@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
@@ -69,8 +70,9 @@ class Report:
         return next((result for result in self.checks if result.name == name), None)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-safe form; `schema` is its version."""
-        return {"schema": SCHEMA} | asdict(self)
+        """JSON-safe form; `schema` is its version, `digest` tells whether it was changed since."""
+        told = {"schema": SCHEMA} | asdict(self)
+        return told | {"digest": _digest(told)}
 
 
 def report_from_json(data: Any) -> Report:
@@ -86,13 +88,24 @@ def report_from_json(data: Any) -> Report:
             f"the acceptance report has schema {data['schema']}, this version reads up to {SCHEMA}",
             hint="use the ddtoolkit that wrote it, or a newer one",
         )
-    fields = {key: value for key, value in data.items() if key != "schema"}
+    fields = {key: value for key, value in data.items() if key not in ("schema", "digest")}
     try:
         fields["checks"] = tuple(CheckResult(**item) for item in fields["checks"])
         fields["reasons"] = tuple(fields["reasons"])
         return Report(**fields)
     except (KeyError, TypeError) as error:
         raise ToolkitError(f"the acceptance report is damaged: {error}") from None
+
+
+def is_changed(data: dict[str, Any]) -> bool:
+    """Whether a report's JSON form is not as it was written; one without a digest counts as it is."""
+    return "digest" in data and data["digest"] != _digest(data)
+
+
+def _digest(data: dict[str, Any]) -> str:
+    """SHA-256 of the canonical JSON of all but the digest, in hexadecimal."""
+    told = {key: value for key, value in data.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(told, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def load_report(path: Path) -> Report:

@@ -20,6 +20,25 @@ def ground_of(host: ServiceHost, current: Release) -> Release:
     return host.store.get(experiment.base)
 
 
+def require_report(service: str, ground: Release) -> None:
+    """Make sure that what a swap is held against is what was measured, and not what hands have written.
+
+    Args:
+        service: its name.
+        ground: the release that the swap is judged against.
+
+    Raises:
+        ToolkitError: its report was changed or damaged since.
+    """
+    if (why := ground.report_damage()) is not None:
+        again = ground.given.deploy(service)
+        raise ToolkitError(
+            why,
+            hint=f"{again} makes a release that is held against those before; the same with --new-baseline "
+            "is judged by the profile's thresholds alone",
+        )
+
+
 def bases_of(host: ServiceHost, current: Release | None) -> tuple[Release, ...]:
     """What a change is judged against, then what served the same target before it, newest first.
 

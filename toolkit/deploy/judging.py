@@ -34,10 +34,12 @@ class Judging:
 
 
 def acceptance_of(profile: Profile, unit: Unit, bases: Sequence[Release], judging: Judging) -> Acceptance:
-    """The program that judges a release of `profile` against the first of `bases` that has each figure."""
-    reports = (
-        [] if judging.new_baseline else [base.path / ACCEPTANCE_FILE for base in bases if base.acceptance]
-    )
+    """The program that judges a release of `profile` against the first of `bases` that has each figure.
+
+    A base whose report hands have changed has none.
+    """
+    sound = [base for base in bases if base.acceptance and base.report_damage() is None]
+    reports = [] if judging.new_baseline else [base.path / ACCEPTANCE_FILE for base in sound]
     settings = settings_for(
         profile,
         unit.url,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
-from toolkit.deploy.bases import ground_of
+from toolkit.deploy.bases import ground_of, require_report
 from toolkit.deploy.judging import Judging
 from toolkit.deploy.kept_secrets import keeps_secrets
 from toolkit.deploy.record import Recorded, record, require_recordable
@@ -125,6 +125,8 @@ def swap_changes(
             hint="the same without --experiment puts it on record, without a restart",
         )
     base = ground_of(host, current)
+    if changes and restarts(changes) and judging.experiment_seconds is None and not judging.new_baseline:
+        require_report(host.name, base)
     if base.id != current.id and judging.experiment_seconds is None:
         # What restarts nothing ends no experiment; to keep a value that is tried is a change like others.
         kept = change_profile(base.profile, sets)[1]

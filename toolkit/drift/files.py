@@ -70,7 +70,11 @@ def _release(host: ServiceHost, current: Release, profile: Profile, again: str) 
         expected = "the unit that the release's profile gives"
         yield Drift("files", path, said, again, expected, "another one", "release")
     yield from _writable(current.path)
-    if current.acceptance is None and read_experiment(host.paths) is None:
+    if (why := current.report_damage()) is not None:
+        path = str(current.path / ACCEPTANCE_FILE)
+        said = f"{why.removeprefix(f'{path}: ')}: no change is held against it"
+        yield Drift("files", path, said, again, "the report of its acceptance", "another one", "release")
+    elif current.acceptance is None and read_experiment(host.paths) is None:
         path = str(current.path / ACCEPTANCE_FILE)
         said = "its acceptance report is missing: a change could not be held against it"
         yield Drift("files", path, said, again, "the report of its acceptance", "no such file", "release")

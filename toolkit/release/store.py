@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from toolkit.acceptance.report import is_changed
 from toolkit.build.environment import damage
 from toolkit.errors import ConfigError, ToolkitError
 from toolkit.files import fsync_dir, json_bytes, make_private, read_bytes, read_json, replace_file, write_new
@@ -125,6 +126,16 @@ class Release:
     def acceptance(self) -> dict[str, Any] | None:
         """The report it was accepted with, its baseline; None for a release that was never accepted."""
         return self._report(ACCEPTANCE_FILE)
+
+    def report_damage(self) -> str | None:
+        """What is wrong with its baseline, in words; None where nothing is, or there is none."""
+        path = self.path / ACCEPTANCE_FILE
+        if not path.exists():
+            return None
+        report = self.acceptance
+        if report is None:
+            return f"{path}: is damaged"
+        return f"{path}: is not the report that its acceptance wrote" if is_changed(report) else None
 
     @property
     def judged_again(self) -> dict[str, Any] | None:

@@ -309,6 +309,8 @@ def _warnings(
         )
     if (why := release.altered()) is not None:
         yield f"{why} ({release.sound_again(unit.name)})"
+    if (why := release.report_damage()) is not None:
+        yield f"{why}, so that no change is held against it"
     if not _loopback(unit.host) and "api-key" not in unit.secrets:
         yield f"{unit.host}:{unit.port} is open to everyone who reaches it: no API key is set"
     if not survives_reboot and (process.active or unit.manager == "process"):
