@@ -172,6 +172,7 @@ def on_trial(staged: Site) -> tuple[Release, Release]:
         swapped=["speculative.budget"],
         deployed={"speculative.budget": before},
     )
+    (tried.path / "acceptance.json").write_bytes(json_bytes({"mode": "experiment"}))
     store.switch(name)
     now = time.time()
     write_experiment(paths, Experiment(name, base.id, "a@b", now, now + 600, 5, None))

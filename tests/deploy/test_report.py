@@ -53,6 +53,10 @@ def damage(release: Release) -> None:
     path.write_text(path.read_text()[:100])
 
 
+def remove(release: Release) -> None:
+    (release.path / "acceptance.json").unlink()
+
+
 def test_one_that_nobody_touched_is_sound(staged: Site) -> None:
     host, current = accepted(staged)
     assert current.report_damage() is None
@@ -63,7 +67,8 @@ def test_one_that_nobody_touched_is_sound(staged: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("touch", "words"), [(edit, "is not the report that its acceptance wrote"), (damage, "is damaged")]
+    ("touch", "words"),
+    [(edit, "is not the report that its acceptance wrote"), (damage, "is damaged"), (remove, "is missing")],
 )
 def test_a_swap_is_not_held_against_what_hands_have_written(staged: Site, touch, words) -> None:
     host, current = accepted(staged)
@@ -82,6 +87,8 @@ def test_a_swap_is_not_held_against_what_hands_have_written(staged: Site, touch,
         assert swap_changes(host, current, BUDGET, judging)[1]
     # What restarts nothing is judged by nothing.
     assert swap_changes(host, current, ["service.keep_releases=9"], Judging())[1]
+    if touch is remove:
+        return  # which drift tells by words of its own
     (found,) = [item for item in staged.json("drift") if item["subject"] == str(path)]
     assert found["found"] == f"{words}: no change is held against it"
     assert found["fix"] == again

@@ -9,7 +9,7 @@ from toolkit.errors import ToolkitError
 from toolkit.release import history
 from toolkit.release.experiment import read_experiment
 from toolkit.release.host import ServiceHost
-from toolkit.release.store import Release
+from toolkit.release.store import ACCEPTANCE_FILE, Release
 
 
 def ground_of(host: ServiceHost, current: Release) -> Release:
@@ -28,9 +28,12 @@ def require_report(service: str, ground: Release) -> None:
         ground: the release that the swap is judged against.
 
     Raises:
-        ToolkitError: its report was changed or damaged since.
+        ToolkitError: its report was changed, damaged or removed since.
     """
-    if (why := ground.report_damage()) is not None:
+    why = ground.report_damage()
+    if ground.acceptance is None and why is None:
+        why = f"{ground.path / ACCEPTANCE_FILE}: is missing"
+    if why is not None:
         again = ground.given.deploy(service)
         raise ToolkitError(
             why,
