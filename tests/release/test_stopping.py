@@ -10,6 +10,7 @@ from toolkit.layout import Layout
 from toolkit.life.uninstall import uninstall
 from toolkit.release import history
 from toolkit.release.control import start, stop
+from toolkit.release.controller import hold
 from toolkit.release.locate import Deployed
 
 
@@ -125,3 +126,13 @@ def test_a_removal_after_a_deploy_that_was_killed_starts_nothing(service, monkey
     assert "recover" in begun
     assert not {"start_old", "ready_old"} & begun, begun
     assert not service.paths.base.exists()
+
+
+def test_a_return_from_a_change_that_died_tells_how_long_nobody_served(stub, monkeypatch):
+    base = stub.host.store.current()
+    assert die_at(monkeypatch, stub, request("deploy", stub.stage("dies"), base, acceptance=ACCEPTS), 6)
+    assert not stub.host.process_status().active
+    with hold(stub.layout, stub.name, "the next command") as session:
+        assert session.recovered.status == "rolled_back"
+        assert session.recovered.seconds["downtime"] > 0
+    assert stub.mark() == base.profile["mark"]

@@ -410,7 +410,8 @@ class Transaction:
 
     def _stop(self, data: dict[str, Any]) -> None:
         """Stop whatever serves now, whichever release that is."""
-        if self._host.process_status().active:
+        stopped_before = bool(self._steps.before) and self._base_should_run()  # by a process that died
+        if stopped_before or self._host.process_status().active:
             self._steps.went_down()
         report = self._host.manager(self._serving_unit()).stop()
         data["report"] = report.describe()
