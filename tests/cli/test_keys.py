@@ -54,7 +54,8 @@ def secrets_file(tmp_path: Path, server: ThreadingHTTPServer) -> Path:
     manifest = {"environment": {"python": "/usr/bin/python3", "path": "/"}, "engine": {}}
     release = store.new_id(content_digest(loaded.data, manifest))
     unit = release_unit(loaded.profile, manifest, store.path(release), Layout(root))
-    store.stage(release, profile=loaded.data, unit=unit, manifest=manifest)
+    made = store.stage(release, profile=loaded.data, unit=unit, manifest=manifest)
+    (made.path / "acceptance.json").write_text("{}")
     store.switch(release)
     record = tmp_path / "home" / ".local" / "state" / "ddtoolkit" / "services" / "local-cpu.json"
     record.parent.mkdir(parents=True)

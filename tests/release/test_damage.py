@@ -13,6 +13,8 @@ from toolkit.release.view import status
 from toolkit.service.secrets import stored_secrets
 from toolkit.service.unit import SecretSource
 
+UNTOUCHED = "; what serves was not touched"
+
 
 def spoil(path, text="{"):
     path.chmod(0o644)
@@ -93,7 +95,7 @@ def test_a_release_whose_environment_is_gone_is_refused(service, tmp_path, serve
     assert f"{gone} is missing" in outcome.message
     assert outcome.hint == "ddtoolkit deploy profile stub"
     outcome = control.restart(service.layout, service.name)
-    assert (outcome.status, outcome.message) == ("failed", f"{gone} is missing")
+    assert (outcome.status, outcome.message) == ("failed", f"{gone} is missing{UNTOUCHED}")
     assert service.mark() == "one"
     gone.mkdir()
     (gone / "environment.json").write_text("{}")
@@ -118,7 +120,7 @@ def test_an_environment_whose_marker_cannot_be_read_is_damage(service, tmp_path,
     (marker := tmp_path / "environment.json").write_text('{"python": ')
     spoil(served.path / "manifest.json", json.dumps({"environment": {"path": str(tmp_path)}}))
     outcome = control.restart(service.layout, service.name)
-    assert (outcome.status, outcome.message) == ("failed", f"{marker} is damaged")
+    assert (outcome.status, outcome.message) == ("failed", f"{marker} is damaged{UNTOUCHED}")
     assert outcome.hint == "ddtoolkit deploy profile stub"
     outcome, _ = change(service, "swap", service.stage("two"), served)
     assert (outcome.status, service.mark()) == ("not_started", "one")
@@ -159,7 +161,7 @@ def test_a_release_that_hands_changed_is_not_started(service, served, name):
     assert any(line.startswith(said) for line in status(service.layout, service.name).warnings)
     pid = service.host.process_status().pid
     outcome = control.restart(service.layout, service.name)
-    assert (outcome.status, outcome.message) == ("failed", said)
+    assert (outcome.status, outcome.message) == ("failed", f"{said}{UNTOUCHED}")
     assert "ddtoolkit deploy profile stub" in outcome.hint
     assert control.start(service.layout, service.name).message == "it serves already: nothing was started"
     assert service.host.process_status().pid == pid
