@@ -114,7 +114,7 @@ def test_acceptance_ends_with_the_transaction_that_it_judges_for(stub, tmp_path)
         os.kill(runner.pid, signal.SIGKILL)
         assert program.alive()
         os.kill(worker.pid, signal.SIGKILL)
-        wait_until(lambda: not (program.alive() or runner.alive()))
+        wait_until(lambda: not (program.alive() or runner.alive() or worker.alive()))
     assert recover(stub).status == "rolled_back"
 
 
