@@ -11,21 +11,22 @@ torch=${DDTOOLKIT_TORCH:-torch==2.13.0}
 
 say() { printf '%s\n' "$*" >&2; }
 
-# busy WORDS COMMAND...: run it, and say now and then that it is still at work
+# busy WORDS COMMAND...: run it, and say every ten seconds that it is still at work
 busy() {
-    local words=$1 begin=$SECONDS told=$SECONDS pid
+    local words=$1 second ticker status=0
     shift
     say "$words"
-    "$@" &
-    pid=$!
-    while kill -0 "$pid" 2>/dev/null; do
-        sleep 0.5
-        if ((SECONDS - told >= 10)); then
-            told=$SECONDS
-            say "$words: $((SECONDS - begin)) s so far"
-        fi
-    done
-    wait "$pid"
+    # The teller is in the background, not the command: that one would not hear an interrupt there.
+    for ((second = 1; ; second++)); do
+        sleep 1
+        kill -0 "$$" 2>/dev/null || break
+        ((second % 10)) || say "$words: $second s so far"
+    done &
+    ticker=$!
+    "$@" || status=$?
+    kill "$ticker"
+    wait "$ticker" 2>/dev/null || true
+    return "$status"
 }
 
 usable_python() { "$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
