@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from toolkit.spans import in_words
+
 Tell = Callable[[dict[str, Any]], None]
 
 _BURST = 0.25  # seconds' worth of bytes that may come at once
@@ -107,7 +109,7 @@ class Meter:
 def _line(state: dict[str, Any], word: str) -> str:
     share = 100 * state["bytes"] / state["total"] if state["total"] else 100.0
     left = state["seconds_left"]
-    estimate = "no byte comes at present" if left is None else f"about {seconds_words(left)} left"
+    estimate = "no byte comes at present" if left is None else f"about {in_words(left)} left"
     amount = f"{size_words(state['bytes'])} {word} {size_words(state['total'])}"
     return f"{amount}, {share:.0f} %, {size_words(state['rate'])}/s, {estimate}"
 
@@ -118,10 +120,3 @@ def size_words(count: float) -> str:
         if count >= unit:
             return f"{count / unit:.1f} {name}"
     return f"{count:.0f} B"
-
-
-def seconds_words(seconds: float) -> str:
-    """A duration as people read it."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
