@@ -74,7 +74,7 @@ def test_a_release_that_was_removed_is_told_apart_from_one_that_never_was(staged
     shown = staged.run("rollback", "--to", gone.id)
     assert shown.returncode == 2
     assert shown.stderr == (
-        f"error: {gone.id} was removed when newer ones came (service.keep_releases)\n"
+        f"error: {gone.id} is in the history, but kept no longer (service.keep_releases)\n"
         f"  next: these are there: {current.id}; a deploy of its profile makes it anew\n"
     )
     never = "20260101T000000Z-00000000"

@@ -106,7 +106,7 @@ def _named(host: ServiceHost, release_id: str) -> Release:
     """The release that was asked for.
 
     Raises:
-        ConfigError: there is none, or it was removed when newer ones came.
+        ConfigError: there is none, or it is kept no longer.
     """
     try:
         return host.store.get(release_id)
@@ -115,7 +115,7 @@ def _named(host: ServiceHost, release_id: str) -> Release:
             raise
         kept = ", ".join(item.id for item in host.store.all())
         raise ConfigError(
-            f"{release_id} was removed when newer ones came (service.keep_releases)",
+            f"{release_id} is in the history, but kept no longer (service.keep_releases)",
             hint=f"these are there: {kept}; a deploy of its profile makes it anew",
         ) from None
 
