@@ -55,7 +55,7 @@ def secrets_file(tmp_path: Path, server: ThreadingHTTPServer) -> Path:
     release = store.new_id(content_digest(loaded.data, manifest))
     unit = release_unit(loaded.profile, manifest, store.path(release), Layout(root))
     made = store.stage(release, profile=loaded.data, unit=unit, manifest=manifest)
-    (made.path / "acceptance.json").write_text("{}")
+    (made.path / "acceptance.json").write_text('{"verdict": "accepted"}')
     store.switch(release)
     record = tmp_path / "home" / ".local" / "state" / "ddtoolkit" / "services" / "local-cpu.json"
     record.parent.mkdir(parents=True)

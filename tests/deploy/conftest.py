@@ -146,7 +146,7 @@ def staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     name = store.new_id(content_digest(resolved.data, manifest))
     unit = release_unit(resolved.profile, manifest, store.path(name), layout)
     release = store.stage(name, profile=resolved.data, unit=unit, manifest=manifest)
-    (release.path / "acceptance.json").write_bytes(json_bytes({}))
+    (release.path / "acceptance.json").write_bytes(json_bytes({"verdict": "accepted"}))
     store.switch(name)
     remember(Deployed("local", layout))
     yield Site(tmp_path, profile, port)
@@ -172,7 +172,7 @@ def on_trial(staged: Site) -> tuple[Release, Release]:
         swapped=["speculative.budget"],
         deployed={"speculative.budget": before},
     )
-    (tried.path / "acceptance.json").write_bytes(json_bytes({"mode": "experiment"}))
+    (tried.path / "acceptance.json").write_bytes(json_bytes({"verdict": "accepted", "mode": "experiment"}))
     store.switch(name)
     now = time.time()
     write_experiment(paths, Experiment(name, base.id, "a@b", now, now + 600, 5, None))

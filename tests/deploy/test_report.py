@@ -53,6 +53,10 @@ def damage(release: Release) -> None:
     path.write_text(path.read_text()[:100])
 
 
+def empty(release: Release) -> None:
+    (release.path / "acceptance.json").write_text("{}")
+
+
 def remove(release: Release) -> None:
     (release.path / "acceptance.json").unlink()
 
@@ -62,13 +66,19 @@ def test_one_that_nobody_touched_is_sound(staged: Site) -> None:
     assert current.report_damage() is None
     assert swap_changes(host, current, BUDGET, Judging())[1]
     assert not [item for item in staged.json("drift") if "acceptance.json" in item["subject"]]
-    (current.path / "acceptance.json").write_text("{}")  # of a version that wrote no digest
+    # Of a version that wrote no digest.
+    (current.path / "acceptance.json").write_text(json.dumps({"verdict": "accepted"}))
     assert current.report_damage() is None
 
 
 @pytest.mark.parametrize(
     ("touch", "words"),
-    [(edit, "is not the report that its acceptance wrote"), (damage, "is damaged"), (remove, "is missing")],
+    [
+        (edit, "is not the report that its acceptance wrote"),
+        (damage, "is damaged"),
+        (empty, "is damaged"),
+        (remove, "is missing"),
+    ],
 )
 def test_a_swap_is_not_held_against_what_hands_have_written(staged: Site, touch, words) -> None:
     host, current = accepted(staged)

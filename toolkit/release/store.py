@@ -133,7 +133,7 @@ class Release:
         if not path.exists():
             return None
         report = self.acceptance
-        if report is None:
+        if report is None or "verdict" not in report:
             return f"{path}: is damaged"
         return f"{path}: is not the report that its acceptance wrote" if is_changed(report) else None
 
