@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What is recorded of DDTREE in SGLang on one H200, in parts of two to eight minutes each.
+# What is recorded of DDTREE in SGLang on one H200, in parts that take less than ten minutes each.
 #
 #     PYTHON=/opt/env/bin/python bash benchmarks/h200.sh PART OUT [PAIR]
 #
